@@ -1,0 +1,72 @@
+"""Config: one assignment of everything that is tunable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from tunefarm.errors import UserError
+from tunefarm.frozen import FrozenMap
+
+Value: TypeAlias = bool | int | float | str | None
+
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+"""Launch options that every Triton release from 3.6 to 3.9 knows; a backend may declare more."""
+
+
+def show(value: Value) -> str:
+    """A value as it appears in keys, logs and tables."""
+    return str(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One assignment: the kernel's tunable constexprs and the launch options.
+
+    Attributes:
+        params: values of `tl.constexpr` parameters of the kernel, by name.
+        options: launch options by name (`num_warps`, `num_stages`, ... and whatever the backend declares). The two
+            are kept apart because `torch.compile` counts a kernel's arguments and must not be handed an option as one.
+    """
+
+    params: FrozenMap[Value] = field(default_factory=FrozenMap)
+    options: FrozenMap[Value] = field(default_factory=FrozenMap)
+
+    def __post_init__(self) -> None:
+        # Plain dicts are welcome in user code; the field is frozen either way.
+        object.__setattr__(self, "params", FrozenMap(self.params))
+        object.__setattr__(self, "options", FrozenMap(self.options))
+        if both := self.params.keys() & self.options.keys():
+            raise UserError(f"config names {', '.join(sorted(both))} both as a parameter and as a launch option")
+        for name, value in self.flat.items():
+            if not isinstance(value, bool | int | float | str | None):
+                raise UserError(f"config value {name}={value!r} is not a number, a string, a boolean or null")
+
+    @property
+    def flat(self) -> dict[str, Value]:
+        """Params and options in one dict, params first."""
+        return {**self.params, **self.options}
+
+    @property
+    def key(self) -> str:
+        """The canonical key: equal configs have equal keys, whatever the order in which they were written."""
+        return " ".join(
+            f"{name}={show(value)}" for part in (self.params, self.options) for name, value in sorted(part.items())
+        )
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={show(value)}" for name, value in self.flat.items())
+
+    def to_json(self) -> dict[str, Any]:
+        """The form that files hold; `from_json` reads it back with the same types."""
+        return {"params": dict(self.params), "options": dict(self.options)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Config:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            UserError: a value is of no legal type.
+        """
+        return cls(params=FrozenMap(data.get("params", {})), options=FrozenMap(data.get("options", {})))

@@ -1,0 +1,100 @@
+"""Device: the structured identity of a GPU, and the kinds that can be named without having one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from tunefarm.errors import SpecError
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What decides whether two GPUs may share a config.
+
+    Attributes:
+        vendor: `nvidia` (or `amd`, in landscapes recorded by others).
+        arch: the capability, such as `sm_90`.
+        name: the marketing name that the driver reports. Brittle (OEM renames), so it is never matched alone.
+        num_sms: streaming multiprocessors.
+        shared_bytes: shared memory one block may use (opt-in limit).
+        l2_bytes: L2 cache.
+        memory_bytes: device memory.
+        bandwidth_gbps: peak memory bandwidth in GB/s, 0 where unknown.
+        registers: 32-bit registers one block may use.
+        warp_size: threads in a warp.
+        max_threads: threads one block may have.
+        mig: the MIG profile (`1g.10gb`), or empty for a whole GPU. A slice is another device than its GPU.
+        live: whether a driver reported it; False for the nominal devices of `NOMINAL`.
+    """
+
+    vendor: str = "nvidia"
+    arch: str
+    name: str
+    num_sms: int
+    shared_bytes: int
+    l2_bytes: int = 0
+    memory_bytes: int = 0
+    bandwidth_gbps: float = 0.0
+    registers: int = 65536
+    warp_size: int = 32
+    max_threads: int = 1024
+    mig: str = ""
+    live: bool = False
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """(major, minor) of an NVIDIA arch; (0, 0) for others."""
+        digits = self.arch.removeprefix("sm_").rstrip("af")
+        return (int(digits[:-1]), int(digits[-1])) if self.arch.startswith("sm_") and digits.isdigit() else (0, 0)
+
+    @property
+    def target(self) -> int:
+        """The arch as Triton's `GPUTarget` takes it: 90 for sm_90."""
+        major, minor = self.capability
+        return 10 * major + minor
+
+    @property
+    def key(self) -> str:
+        """Identity for matching: everything but memory size, bandwidth and whether it was live."""
+        return f"{self.vendor}/{self.arch}/{self.name}/{self.num_sms}" + (f"/{self.mig}" if self.mig else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """The form that files hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Device:
+        """Reads what `to_json` wrote; unknown fields of newer releases are ignored."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{k: v for k, v in data.items() if k in known})
+
+
+NOMINAL: dict[str, Device] = {
+    device.arch: device
+    for device in (
+        # Shared memory per block (opt-in) from the CUDA programming guide, table of technical specifications.
+        Device(arch="sm_80", name="NVIDIA A100-SXM4-80GB", num_sms=108, shared_bytes=163 * KIB, l2_bytes=40 * MIB,
+               memory_bytes=80 * GIB, bandwidth_gbps=2039.0),
+        Device(arch="sm_90", name="NVIDIA H100 80GB HBM3", num_sms=132, shared_bytes=227 * KIB, l2_bytes=50 * MIB,
+               memory_bytes=80 * GIB, bandwidth_gbps=3352.0),
+    )
+}  # fmt: skip
+"""The device an arch stands for where none of that arch is at hand: enough to compile and to judge legality."""
+
+
+def nominal(arch: str) -> Device:
+    """The nominal device of an arch.
+
+    Raises:
+        SpecError: no nominal device is known for it.
+    """
+    try:
+        return NOMINAL[arch]
+    except KeyError:
+        raise SpecError(
+            f"unknown device arch {arch!r}", hint=f"builds can be made for {', '.join(sorted(NOMINAL))}"
+        ) from None

@@ -1,0 +1,165 @@
+"""Landscape: a recorded search space, every config of it measured; replaying one needs no GPU.
+
+{"format": "tunefarm-landscape", "version": 1, "kernel", "source_hash", "device": {...}, "toolchain": {...},
+ "timer", "date", "problems": [{"problem": {...}, "reference_ms", "bytes", "flops", "entries": [
+    {"config", "outcome", "failure", "build", "warmup_ms": [...], "samples_ms": [...], "error"}]}]}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tunefarm.config import Config
+from tunefarm.device import Device
+from tunefarm.document import compress, parse_json, read_text, write_atomic
+from tunefarm.errors import LandscapeError
+from tunefarm.frozen import FrozenMap
+from tunefarm.problem import Problem
+from tunefarm.trial import Build, Failure, Outcome, build_from_json, failure_from_json, to_json
+
+FORMAT, VERSION = "tunefarm-landscape", 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One config of a recorded problem.
+
+    Attributes:
+        config: what was measured.
+        outcome: how it ended.
+        failure: why, if it failed.
+        build: binary, resources and grid at recording time; None where nothing was built or known.
+        warmup_ms: the first samples after a load; they hold one-time costs and never count.
+        samples_ms: durations in milliseconds.
+    """
+
+    config: Config
+    outcome: Outcome
+    failure: Failure | None = None
+    build: Build | None = None
+    warmup_ms: tuple[float, ...] = ()
+    samples_ms: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """One problem of a landscape.
+
+    Attributes:
+        problem: the facts of the call.
+        entries: one per config.
+        reference_ms: the reference operation under the same timer, if it was timed.
+        num_bytes: compulsory memory traffic of one call, 0 where unknown.
+        flops: arithmetic of one call, 0 where unknown.
+    """
+
+    problem: Problem
+    entries: tuple[Entry, ...]
+    reference_ms: float | None = None
+    num_bytes: float = 0.0
+    flops: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Landscape:
+    """A recorded space on one device.
+
+    Attributes:
+        kernel: name of the kernel.
+        source_hash: of the kernel as recorded; empty for landscapes of other tools.
+        device: where it was recorded.
+        toolchain: versions of torch, triton, driver, python.
+        timer: how the samples were taken.
+        date: ISO date of the recording.
+        problems: what was recorded.
+    """
+
+    kernel: str
+    source_hash: str
+    device: Device
+    toolchain: FrozenMap[str] = field(default_factory=FrozenMap)
+    timer: str = "cold"
+    date: str = ""
+    problems: tuple[Recorded, ...] = ()
+
+    def find(self, problem: Problem) -> Recorded | None:
+        """The recording of exactly this problem, or None."""
+        return next((r for r in self.problems if r.problem == problem), None)
+
+
+def dumps(landscape: Landscape) -> bytes:
+    """The canonical gzipped bytes of a landscape."""
+    data = {
+        "format": FORMAT, "version": VERSION, "kernel": landscape.kernel, "source_hash": landscape.source_hash,
+        "device": landscape.device.to_json(), "toolchain": dict(landscape.toolchain), "timer": landscape.timer,
+        "date": landscape.date,
+        "problems": [
+            {
+                "problem": r.problem.to_json(), "reference_ms": r.reference_ms, "bytes": r.num_bytes, "flops": r.flops,
+                "entries": [_entry_to_json(e) for e in r.entries],
+            }
+            for r in landscape.problems
+        ],
+    }  # fmt: skip
+    return compress((json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n").encode())
+
+
+def _entry_to_json(entry: Entry) -> dict[str, Any]:
+    data = {name: to_json(getattr(entry, name)) for name in entry.__dataclass_fields__}
+    # A tenth of a microsecond is below any timer's resolution; shorter numbers keep the files small.
+    for name in ("warmup_ms", "samples_ms"):
+        data[name] = [round(ms, 5) for ms in data[name]]
+    return {k: v for k, v in data.items() if v not in (None, [])}
+
+
+def save(landscape: Landscape, path: Path) -> None:
+    """Writes a landscape, replacing `path` in one step."""
+    write_atomic(path, dumps(landscape))
+
+
+def load(path: Path) -> Landscape:
+    """Reads a landscape file.
+
+    Raises:
+        LandscapeError: missing, damaged, of another format or of a newer version.
+    """
+    data = parse_json(read_text(path, error=LandscapeError), where=str(path), error=LandscapeError)
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise LandscapeError("is not a tunefarm landscape", file=str(path), hint="record one with `tunefarm record`")
+    if data.get("version") != VERSION:
+        raise LandscapeError(
+            f"has version {data.get('version')!r}, this release reads {VERSION}", file=str(path), hint="update tunefarm"
+        )
+    try:
+        return _from_json(data)
+    except (KeyError, TypeError, ValueError) as e:
+        raise LandscapeError(f"is malformed: {e.__class__.__name__}: {e}", file=str(path)) from None
+
+
+def _from_json(data: Mapping[str, Any]) -> Landscape:
+    return Landscape(
+        kernel=data["kernel"], source_hash=data["source_hash"], device=Device.from_json(data["device"]),
+        toolchain=FrozenMap(data["toolchain"]), timer=data["timer"], date=data["date"],
+        problems=tuple(
+            Recorded(
+                problem=Problem.from_json(r["problem"]), reference_ms=r["reference_ms"], num_bytes=r["bytes"],
+                flops=r["flops"], entries=tuple(_entry_from_json(e) for e in r["entries"]),
+            )
+            for r in data["problems"]
+        ),
+    )  # fmt: skip
+
+
+def _entry_from_json(data: Mapping[str, Any]) -> Entry:
+    return Entry(
+        config=Config.from_json(data["config"]),
+        outcome=Outcome(data["outcome"]),
+        failure=failure_from_json(data.get("failure")),
+        build=build_from_json(data["build"]) if "build" in data else None,
+        warmup_ms=tuple(data.get("warmup_ms", ())),
+        samples_ms=tuple(data.get("samples_ms", ())),
+    )

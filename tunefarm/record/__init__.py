@@ -1,0 +1,1 @@
+"""What happened: the ledger that a sweep lives by, and MLflow, its mirror for people."""

@@ -1,0 +1,1 @@
+"""Who works on what, when: a state machine without clock, threads or I/O."""

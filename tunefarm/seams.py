@@ -1,0 +1,101 @@
+"""The seams of the house: what a chapter may expect of the next one, and nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tunefarm.device import Device
+from tunefarm.trial import Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One process of a fleet.
+
+    Attributes:
+        name: unique in the fleet and stable over restarts of the process.
+        role: `build` (a CPU) or `measure` (a GPU, or a CPU that replays).
+        device: the GPU it holds; None for a CPU.
+        node: host name.
+    """
+
+    name: str
+    role: str
+    device: Device | None = None
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """A job may return this: its process cannot be trusted any more and is replaced before the next job.
+
+    Attributes:
+        value: what the job really returns.
+    """
+
+    value: Any
+
+
+class Fleet(Protocol):
+    """Runs picklable zero-argument jobs on its workers, one at a time on each; knows nothing of kernels."""
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """The workers there are now."""
+        ...
+
+    def submit(self, job: Callable[[], Any], where: str) -> Future[Any]:
+        """Runs `job` on the worker named `where`, after what it already has.
+
+        The future gives what the job returned or raises what it raised. It raises `WorkerLost` when the process
+        died or was killed; the worker is then, or soon, there again under its name. `Future.cancel` on a running
+        job kills the process.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends all workers; running jobs are lost. May be called twice."""
+        ...
+
+
+class Sampler(Protocol):
+    """Decides which candidates to measure next."""
+
+    def ask(self, num: int) -> list[int]:
+        """Numbers of up to `num` candidates, best first, none asked before; empty when the search is done."""
+        ...
+
+    def tell(self, trial: Trial) -> None:
+        """Learns how an asked candidate stands; a later word on the same candidate replaces the earlier one."""
+        ...
+
+
+class Ledger(Protocol):
+    """The append-only record of a sweep."""
+
+    def append(self, event: str, data: Mapping[str, Any]) -> None:
+        """Writes one event durably.
+
+        Raises:
+            Fenced: a newer driver has opened this ledger.
+        """
+        ...
+
+    def events(self) -> Iterator[Mapping[str, Any]]:
+        """Every event so far, oldest first; each has `event`, `epoch`, `at_s` and its data."""
+        ...
+
+    def close(self) -> None:
+        """Lets another driver open it."""
+        ...
+
+
+class Clock(Protocol):
+    """Time as the schedule sees it: real, or virtual in simulations."""
+
+    def now(self) -> float:
+        """Seconds since some fixed moment; never goes back."""
+        ...

@@ -1,0 +1,1 @@
+"""Which candidates to measure, how far, and who wins; sees trials only."""

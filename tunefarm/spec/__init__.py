@@ -1,0 +1,1 @@
+"""What the user writes: workloads, search spaces and experiments, read and checked."""
