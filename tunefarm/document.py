@@ -133,6 +133,8 @@ def parse_json(text: str, *, where: str, error: type[DocumentError] = DocumentEr
 
 def _depth_exceeds(text: str, limit: int) -> bool:
     # Looked at before parsing: the parser would answer with RecursionError, deep inside the caller's stack.
+    if text.count("[") + text.count("{") <= limit:
+        return False  # nearly every line of a ledger, without the slow walk below
     depth = 0
     inside = escaped = False
     for char in text:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Any
 from tunefarm.config import Config
 from tunefarm.device import Device
 from tunefarm.document import compress, parse_json, read_text, write_atomic
-from tunefarm.errors import LandscapeError
+from tunefarm.errors import LandscapeError, UserError
 from tunefarm.frozen import FrozenMap
 from tunefarm.problem import Problem
 from tunefarm.trial import Build, Failure, Outcome, build_from_json, failure_from_json, to_json
@@ -136,8 +137,14 @@ def load(path: Path) -> Landscape:
         )
     try:
         return _from_json(data)
-    except (KeyError, TypeError, ValueError) as e:
+    except (AttributeError, KeyError, TypeError, ValueError, UserError) as e:
         raise LandscapeError(f"is malformed: {e.__class__.__name__}: {e}", file=str(path)) from None
+
+
+@functools.lru_cache(maxsize=8)
+def load_cached(path: str) -> Landscape:
+    """`load`, once a process for each path."""
+    return load(Path(path))
 
 
 def _from_json(data: Mapping[str, Any]) -> Landscape:

@@ -29,7 +29,7 @@ class Problem:
     @property
     def key(self) -> str:
         """The canonical key of the problem inside one kernel."""
-        parts = [("dims", self.dims), ("dtypes", self.dtypes), ("facts", self.facts)]
+        parts: list[tuple[str, FrozenMap[Any]]] = [("dims", self.dims), ("dtypes", self.dtypes), ("facts", self.facts)]
         return "; ".join(f"{word} " + " ".join(f"{k}={v}" for k, v in sorted(part.items())) for word, part in parts)
 
     @property

@@ -95,6 +95,7 @@ class Measurement:
 
     Attributes:
         samples_ms: durations of single launches in milliseconds, warm-up left out.
+        warmup_ms: the first launches after a load; they hold one-time costs and never count.
         timer: `cold` (L2 flushed before each sample), `hot` or `graph`.
         rung: fidelity; 0 is the early benchmark. Finals carry `FINAL`.
         source: `measured` on a GPU now, or `replayed` from a landscape.
@@ -109,6 +110,7 @@ class Measurement:
     rung: int
     source: str
     worker: str = ""
+    warmup_ms: tuple[float, ...] = ()
     telemetry: FrozenMap[Any] = field(default_factory=FrozenMap)
     num_compiled: int = 0
     busy_s: float = 0.0
@@ -231,7 +233,8 @@ def build_from_json(data: Mapping[str, Any]) -> Build:
 
 def measurement_from_json(data: Mapping[str, Any]) -> Measurement:
     """Reads a `Measurement` written by `to_json`."""
-    return Measurement(**{**data, "samples_ms": tuple(data["samples_ms"]), "telemetry": FrozenMap(data["telemetry"])})
+    times = {name: tuple(data.get(name, ())) for name in ("samples_ms", "warmup_ms")}
+    return Measurement(**{**data, **times, "telemetry": FrozenMap(data["telemetry"])})
 
 
 def failure_from_json(data: Mapping[str, Any] | None) -> Failure | None:

@@ -1,0 +1,515 @@
+"""One contract, all fleets: this machine's processes and a Ray cluster's actors."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunefarm.device import Device, nominal
+from tunefarm.errors import InfrastructureError, SpecError, WorkerLost
+from tunefarm.fleet.cpus import available_cpus
+from tunefarm.fleet.inline import InlineFleet
+from tunefarm.fleet.parcel import open_reply, perform
+from tunefarm.seams import Fleet, Retire
+
+H100 = nominal("sm_90")
+warm: list[int] = []
+
+
+class Fussy(Exception):
+    """Can be pickled but not read back."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+# ---- jobs ----
+
+
+def remember(number: int) -> tuple[int, ...]:
+    warm.append(number)
+    return tuple(warm)
+
+
+def say(name: str) -> str | None:
+    return os.environ.get(name)
+
+
+def retire(value: int) -> Retire:
+    return Retire((value, os.getpid()))
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+def fail_fussily() -> None:
+    raise Fussy(1, 2)
+
+
+def fail_unpicklably() -> None:
+    error = ValueError("has a lock")
+    error.lock = lambda: None  # type: ignore[attr-defined]
+    raise error
+
+
+def make_a_lambda() -> Callable[[], None]:
+    return lambda: None
+
+
+def sleep_in_a_child(seconds: float) -> int:
+    child = subprocess.Popen(["sleep", str(seconds)])
+    child.wait()
+    return child.pid
+
+
+def cry_and_die(signal_number: int) -> None:
+    print("out of cheese", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal_number)
+
+
+def touch_and_sleep(path: Path, seconds: float) -> None:
+    path.write_text(str(os.getpid()))
+    time.sleep(seconds)
+
+
+def join_ray(address: str) -> None:
+    from tunefarm.fleet.ray import RayFleet
+
+    RayFleet(address)
+
+
+def a_device() -> Device:
+    return H100
+
+
+# ---- what is left of a process ----
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is not a zombie that somebody else must collect."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def wait_for_pid(path: Path) -> int:
+    assert wait_until(lambda: path.exists() and path.read_text() != "")
+    return int(path.read_text())
+
+
+# ---- the tenants ----
+
+
+def open_inline() -> Fleet:
+    return InlineFleet([None], num_builders=1)
+
+
+def open_ray() -> Fleet:
+    from tunefarm.fleet.ray import RayFleet
+
+    return RayFleet(num_builders=1)
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    """A cluster that believes it has two GPUs; fleets join it because this process has."""
+    ray = pytest.importorskip("ray")
+    from tunefarm.fleet import ray as door
+
+    os.environ["RAY_AUTH_TOKEN"] = door._TOKEN
+    ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module", params=[open_inline, open_ray])
+def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    if request.param is open_ray:
+        request.getfixturevalue("ray_cluster")
+    fleet: Fleet = request.param()
+    yield fleet
+    fleet.close()
+
+
+def run(fleet: Fleet, job: Callable[[], Any], where: str = "build-0") -> Any:
+    return fleet.submit(job, where).result(timeout=60)
+
+
+# ---- the contract ----
+
+
+def test_workers_have_roles_and_distinct_names(fleet: Fleet) -> None:
+    assert [(w.name, w.role, w.device) for w in fleet.workers] == [
+        ("measure-0", "measure", None),
+        ("build-0", "build", None),
+    ]
+
+
+def test_one_process_does_the_jobs_of_a_worker_in_order_and_stays_warm(fleet: Fleet) -> None:
+    futures = [fleet.submit(partial(remember, n), "build-0") for n in range(20)]
+    answers = [f.result(timeout=60) for f in futures]
+    assert answers[-1][-20:] == tuple(range(20))
+    assert [len(a) for a in answers] == list(range(len(answers[0]), len(answers[0]) + 20))
+    assert run(fleet, os.getpid) == run(fleet, os.getpid) != os.getpid()
+    assert run(fleet, os.getpid, "measure-0") != run(fleet, os.getpid)
+
+
+def test_neither_builders_nor_replaying_workers_can_see_a_gpu(fleet: Fleet) -> None:
+    """TF-100: not a matter of how Ray treats actors that ask for no GPU."""
+    assert [run(fleet, partial(say, "CUDA_VISIBLE_DEVICES"), w.name) for w in fleet.workers] == ["", ""]
+
+
+def test_exceptions_come_back_as_what_they_are_and_the_process_lives_on(fleet: Fleet) -> None:
+    pid = run(fleet, os.getpid)
+    with pytest.raises(SpecError, match=r"softmax\.yaml: space: empty") as caught:
+        run(fleet, partial(fail, SpecError("empty", file="softmax.yaml", key="space")))
+    assert (caught.value.file, caught.value.key) == ("softmax.yaml", "space")
+    assert "in fail" in caught.value.__notes__[0]
+    with pytest.raises(KeyError):
+        run(fleet, partial(fail, KeyError("x")))
+    assert run(fleet, os.getpid) == pid
+
+
+@pytest.mark.parametrize(
+    ("job", "text"),
+    [
+        (fail_fussily, "Fussy: 1 and 2"),
+        (fail_unpicklably, "ValueError: has a lock"),
+        (make_a_lambda, "cannot be sent back"),
+    ],
+)
+def test_an_answer_that_cannot_travel_becomes_an_infrastructure_error(
+    fleet: Fleet, job: Callable[[], Any], text: str
+) -> None:
+    with pytest.raises(InfrastructureError, match=text) as caught:
+        run(fleet, job)
+    assert type(caught.value) is InfrastructureError
+
+
+def test_a_job_that_cannot_travel_is_refused_at_once(fleet: Fleet) -> None:
+    """TF-095."""
+    with pytest.raises(InfrastructureError, match=r"cannot be sent to a worker.*module's function"):
+        fleet.submit(make_a_lambda(), "build-0")
+
+
+def test_retire_delivers_the_value_and_replaces_the_process(fleet: Fleet) -> None:
+    """TF-003: a process that saw a sticky error does no other job."""
+    run(fleet, partial(remember, 1))
+    value, pid = run(fleet, partial(retire, 7))
+    assert value == 7
+    assert run(fleet, partial(remember, 2)) == (2,)
+    assert run(fleet, os.getpid) != pid
+    assert wait_until(lambda: not alive(pid))
+
+
+def test_a_job_that_kills_its_process_is_lost_and_those_behind_it_are_not(fleet: Fleet) -> None:
+    lost = fleet.submit(partial(os._exit, 1), "build-0")
+    behind = [fleet.submit(partial(remember, n), "build-0") for n in range(3)]
+    with pytest.raises(WorkerLost, match="build-0"):
+        lost.result(timeout=60)
+    assert [f.result(timeout=60) for f in behind] == [(0,), (0, 1), (0, 1, 2)]
+
+
+def test_cancelling_a_running_job_kills_it_and_a_waiting_one_costs_nothing(fleet: Fleet, tmp_path: Path) -> None:
+    running = fleet.submit(partial(touch_and_sleep, tmp_path / "pid", 300.0), "build-0")
+    unwanted = fleet.submit(partial(touch_and_sleep, tmp_path / "never", 300.0), "build-0")
+    behind = fleet.submit(os.getpid, "build-0")
+    pid = wait_for_pid(tmp_path / "pid")
+    assert unwanted.cancel()
+    assert running.cancel()
+    with pytest.raises(concurrent.futures.CancelledError):
+        running.result(timeout=10)
+    replacement = behind.result(timeout=60)
+    assert replacement != pid
+    assert wait_until(lambda: not alive(pid))
+    assert not (tmp_path / "never").exists()
+    assert concurrent.futures.wait([running, unwanted], timeout=10).not_done == set()
+    done = fleet.submit(os.getpid, "build-0")
+    assert done.result(timeout=60) == replacement
+    assert not done.cancel()
+
+
+@pytest.mark.parametrize("tenant", [open_inline, open_ray])
+def test_close_loses_what_runs_and_waits_leaves_no_process_and_may_be_called_twice(
+    tenant: Callable[[], Fleet], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if tenant is open_ray:
+        request.getfixturevalue("ray_cluster")
+    fleet = tenant()
+    running = fleet.submit(partial(touch_and_sleep, tmp_path / "pid", 300.0), "build-0")
+    waiting = fleet.submit(os.getpid, "build-0")
+    pid = wait_for_pid(tmp_path / "pid")
+    fleet.close()
+    fleet.close()
+    for future in (running, waiting):
+        with pytest.raises(WorkerLost):
+            future.result(timeout=10)
+    with pytest.raises(InfrastructureError, match="closed"):
+        fleet.submit(os.getpid, "build-0")
+    assert wait_until(lambda: not alive(pid))
+
+
+# ---- this machine ----
+
+
+def test_an_inline_worker_sees_its_gpu_only_by_the_name_the_driver_has_for_it() -> None:
+    """TF-102: a UUID or a MIG id is as good as a number."""
+    fleet = InlineFleet([H100, None, H100], visible=["MIG-aaaa", "GPU-cccc"], num_builders=0)
+    try:
+        seen = [run(fleet, partial(say, "CUDA_VISIBLE_DEVICES"), w.name) for w in fleet.workers]
+        assert seen == ["MIG-aaaa", "", "GPU-cccc"]
+        assert [w.device for w in fleet.workers] == [H100, None, H100]
+    finally:
+        fleet.close()
+
+
+def test_a_dead_process_has_last_words_and_its_children_die_with_it() -> None:
+    fleet = InlineFleet([], num_builders=1)
+    try:
+        with pytest.raises(WorkerLost, match=r"died of SIGSEGV.*\n.*out of cheese"):
+            run(fleet, partial(cry_and_die, signal.SIGSEGV))
+        pid = run(fleet, os.getpid)
+        future = fleet.submit(partial(sleep_in_a_child, 300.0), "build-0")
+        group: list[int] = []
+        assert wait_until(lambda: bool(group.extend(children(pid)) or group))
+        future.cancel()
+        assert wait_until(lambda: not any(map(alive, [pid, *group])))
+    finally:
+        fleet.close()
+
+
+def test_a_process_that_cannot_start_is_not_the_jobs_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = InlineFleet([], num_builders=1)
+    monkeypatch.setattr(sys, "path", [])
+    try:
+        with pytest.raises(InfrastructureError, match=r"build-0 .*before it was ready.*\n.*(?s:.*)No module") as caught:
+            run(fleet, os.getpid)
+        assert not isinstance(caught.value, WorkerLost)
+        monkeypatch.setattr(sys, "executable", "/no/such/python")
+        with pytest.raises(InfrastructureError, match="build-0 cannot work: FileNotFoundError"):
+            run(fleet, os.getpid)
+    finally:
+        fleet.close()
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def test_processes_start_with_their_first_job_and_none_is_left() -> None:
+    before = set(children(os.getpid()))
+    fleet = InlineFleet([None] * 4, num_builders=4)
+    assert set(children(os.getpid())) == before
+    pid = run(fleet, os.getpid)
+    fleet.close()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+DRIVER = """\
+import sys, time
+from functools import partial
+from pathlib import Path
+from test_fleet import touch_and_sleep
+from tunefarm.fleet.inline import InlineFleet
+
+fleet = InlineFleet([], num_builders=1)
+fleet.submit(partial(touch_and_sleep, Path(sys.argv[1]), 300.0), "build-0")
+time.sleep(300)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a busy process with its parent")
+def test_a_busy_process_dies_with_its_driver_and_the_driver_needs_no_main_guard(tmp_path: Path) -> None:
+    """TF-107: workers are fresh interpreters that never import the driver's script."""
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
+    driver = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "pid")], env={**os.environ, "PYTHONPATH": path}
+    )
+    try:
+        pid = wait_for_pid(tmp_path / "pid")
+        assert alive(pid)
+    finally:
+        driver.kill()
+        driver.wait()
+    assert wait_until(lambda: not alive(pid))
+
+
+def cgroup(root: Path, line: str, files: dict[str, str]) -> Path:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(line)
+    for name, text in files.items():
+        path = root / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "quota"),
+    [
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1),
+        ("0::/\n", {"cpu.max": "1600000 100000\n"}, 16),
+        ("0::/\n", {"cpu.max": "50000 100000\n"}, 1),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, None),
+        ("0::/pod/box\n", {"pod/box/cpu.max": "max 100000\n", "pod/cpu.max": "200000 100000\n"}, 2),
+        ("0::/host/only\n", {"cpu.max": "300000 100000\n"}, 3),
+        (
+            "5:memory:/x\n4:cpu,cpuacct:/x\n",
+            {"cpu/x/cpu.cfs_quota_us": "200000\n", "cpu/x/cpu.cfs_period_us": "100000\n"},
+            2,
+        ),
+        ("4:cpu:/x\n", {"cpu/x/cpu.cfs_quota_us": "-1\n", "cpu/x/cpu.cfs_period_us": "100000\n"}, None),
+    ],
+)
+def test_available_cpus_respects_control_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, files: dict[str, str], quota: int | None
+) -> None:
+    """TF-007: no more builds at once than CPUs that may be used."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    assert available_cpus(cgroup(tmp_path, line, files)) == (64 if quota is None else quota)
+
+
+def test_available_cpus_respects_affinity(tmp_path: Path) -> None:
+    """TF-007."""
+    assert available_cpus(tmp_path) == len(os.sched_getaffinity(0))
+    assert len(InlineFleet().workers) == available_cpus()
+
+
+def test_a_job_that_cannot_be_loaded_is_an_answer() -> None:
+    """TF-096: a worker without the module says which one."""
+    payload = pickle.dumps(make_a_lambda).replace(b"test_fleet", b"test_fleex")
+    value, error = open_reply(perform(payload))
+    assert value is None
+    assert isinstance(error, InfrastructureError)
+    assert "No module named 'test_fleex'" in str(error)
+
+
+# ---- Ray ----
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_each_gpu_of_a_ray_cluster_has_a_measuring_worker_that_says_what_it_is() -> None:
+    """TF-100: measuring workers see exactly one GPU each."""
+    from tunefarm.fleet.ray import RayFleet
+
+    fleet = RayFleet(probe=a_device, num_builders=0)
+    try:
+        assert [(w.name, w.role, w.device) for w in fleet.workers] == [
+            ("measure-0", "measure", H100),
+            ("measure-1", "measure", H100),
+        ]
+        assert all(w.node for w in fleet.workers)
+        seen = {run(fleet, partial(say, "CUDA_VISIBLE_DEVICES"), w.name) for w in fleet.workers}
+        assert seen == {"0", "1"}
+        _, pid = run(fleet, partial(retire, 0), "measure-0")
+        assert run(fleet, os.getpid, "measure-0") != pid
+    finally:
+        fleet.close()
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_more_than_a_ray_cluster_has_is_refused_at_once() -> None:
+    """TF-104."""
+    from tunefarm.fleet.ray import RayFleet
+
+    with pytest.raises(SpecError, match="8 workers with one GPU each were asked for, and the cluster has 2"):
+        RayFleet(probe=a_device, num_measure=8)
+    with pytest.raises(SpecError, match="3 workers with one CPU each"):
+        RayFleet(num_builders=3)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_ray_cluster_that_is_full_is_waited_for_only_so_long() -> None:
+    """TF-104: and the message says what was wanted and what is free."""
+    from tunefarm.fleet.ray import RayFleet
+
+    first = RayFleet(probe=a_device, num_builders=0)
+    try:
+        with pytest.raises(
+            InfrastructureError, match=r"measure-0 did not start within 2 s: it needs gpus=1; free.*GPU=0"
+        ):
+            RayFleet(probe=a_device, num_builders=0, startup_s=2.0)
+    finally:
+        first.close()
+
+
+def test_an_address_where_nobody_listens_is_refused_at_once() -> None:
+    """TF-104: Ray would try for many minutes. The process must not have joined a cluster yet, so it is a fresh one."""
+    pytest.importorskip("ray")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        fleet = InlineFleet([], num_builders=1)
+        try:
+            with pytest.raises(InfrastructureError, match=f"no Ray cluster at {address}: .*is it up"):
+                run(fleet, partial(join_ray, address))
+        finally:
+            fleet.close()
+
+
+LOCAL = """\
+import os
+from functools import partial
+from tunefarm.errors import SpecError, WorkerLost
+from tunefarm.fleet.ray import RayFleet
+
+try:
+    RayFleet(probe=dict)
+    raise AssertionError("there is no GPU here")
+except SpecError as error:
+    print(error)
+fleet = RayFleet()
+assert fleet.workers[0].node
+try:
+    fleet.submit(partial(os._exit, 1), "build-0").result()
+except WorkerLost as error:
+    print(error)
+fleet.close()
+"""
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="is about a machine without a GPU")
+def test_a_local_ray_cluster_needs_no_home_says_nothing_and_ends(tmp_path: Path) -> None:
+    """TF-104: no GPU at all is refused too. Ray's token goes to no file, its warnings to no terminal."""
+    pytest.importorskip("ray")
+    home = tmp_path / "home"
+    home.mkdir(mode=0o500)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    environment |= {"HOME": str(home / "missing"), "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", LOCAL], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    refusal, death = done.stdout.splitlines()
+    assert "the cluster has no GPU" in refusal
+    assert death.startswith("build-0 died while it held a job: The actor is dead because its worker process has died")
+    assert done.stderr == ""
+    assert list(home.iterdir()) == []

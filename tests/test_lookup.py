@@ -1,0 +1,169 @@
+"""Lookup: device before problem, the first match wins, and a miss says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tunefarm.config import Config
+from tunefarm.device import Device
+from tunefarm.frozen import FrozenMap
+from tunefarm.pack import Match, Pack, Provenance, Row, Table
+from tunefarm.problem import Problem
+from tunefarm.runtime.lookup import Activation, Step, difference, explain, find, shortlist, step_of
+
+NAMES = ("NVIDIA H200", "NVIDIA H200 NVL", "NVIDIA GH200 480GB", "NVIDIA H20-3e", "NVIDIA H20", "NVIDIA H2000")
+
+
+def make_device(name: str = "NVIDIA H200", **changes: Any) -> Device:
+    device = Device(arch="sm_90", name=name, num_sms=132, shared_bytes=232448, bandwidth_gbps=4800.0)
+    return replace(device, **changes)
+
+
+def make_match(n: Any, **changes: Any) -> Match:
+    match = Match(dims=FrozenMap(n=n), dtypes=FrozenMap(x="bf16"), facts=FrozenMap(n="div16", x="div16"))
+    return replace(match, **changes)
+
+
+def make_activation(
+    *matches: Match, device: Device | None = None, source: str = "measured", triton: str = "3.6.0", tag: int = 0,
+    source_hash: str = "a", **terms: Any,
+) -> Activation:  # fmt: skip
+    provenance = Provenance(
+        sweep="s", experiment="", toolchain=FrozenMap(), timer="cold", source=source, tunefarm="0", created=""
+    )
+    rows = tuple(
+        Row(
+            match=match, measured_at=FrozenMap(n=i), config=Config(params={"BLOCK": i, "TAG": tag}), median_ms=1.0,
+            interval_ms=(1.0, 1.0),
+        )
+        for i, match in enumerate(matches)
+    )  # fmt: skip
+    table = Table(
+        kernel="k", source_hash=source_hash, device=device or make_device(), key_parts=FrozenMap(triton=triton),
+        provenance=provenance, rows=rows,
+    )  # fmt: skip
+    return Activation(pack=Pack(tables=(table,)), label=f"pack{tag}", **terms)
+
+
+def make_call(n: Any = 512, **changes: Any) -> Problem:
+    problem = Problem(dims=FrozenMap(n=n), dtypes=FrozenMap(x="bf16"), facts=FrozenMap(n="div16", x="div16"))
+    return replace(problem, **changes)
+
+
+def listed(*activations: Activation, device: Device | None = None, triton: str = "3.6.0") -> Any:
+    return shortlist(activations, "k", "a", device or make_device(), triton)
+
+
+def test_tf_064_names_are_compared_whole() -> None:
+    """NVIDIA H20 is no kind of NVIDIA H200, and each name is found under itself."""
+    devices = [make_device(name, bandwidth_gbps=0.0) for name in NAMES]
+    for here in devices:
+        steps = {tuned.name: step_of(tuned, here) for tuned in devices}
+        assert [name for name, step in steps.items() if step is Step.DEVICE] == [here.name]
+        assert Step.TWIN not in steps.values()
+
+
+def test_steps() -> None:
+    here = make_device()
+    assert step_of(make_device("OEM H200", bandwidth_gbps=4400.0), here) is Step.TWIN
+    assert step_of(make_device("NVIDIA H100 80GB HBM3", bandwidth_gbps=3352.0), here) is Step.ARCH
+    assert step_of(make_device("OEM H200", num_sms=114), here) is Step.ARCH
+    assert step_of(make_device(num_sms=114), here) is Step.ARCH
+    assert step_of(make_device(mig="1g.18gb"), here) is Step.ARCH
+    assert step_of(make_device("OEM H200", bandwidth_gbps=0.0), replace(here, bandwidth_gbps=0.0)) is Step.ARCH
+    assert step_of(make_device(arch="sm_80"), here) is None
+    assert step_of(make_device(vendor="amd"), here) is None
+
+
+def test_device_outranks_problem_and_later_packs_win() -> None:
+    wide = make_match((0, 1 << 20))
+    far = make_activation(wide, device=make_device("NVIDIA H100", bandwidth_gbps=3352.0), tag=1)
+    old, new = make_activation(wide, tag=2), make_activation(make_match((0, 600)), tag=3)
+    offers = listed(old, new, far).offers
+    assert [(o.row.config.params["TAG"], o.step) for o in offers] == [
+        (3, Step.DEVICE), (2, Step.DEVICE), (1, Step.ARCH),
+    ]  # fmt: skip
+    for n, tag in ((512, 3), (1024, 2)):
+        found = find(offers, make_call(n), {"n", "x"})
+        assert found is not None
+        assert found.row.config.params["TAG"] == tag
+
+
+def test_the_first_match_wins() -> None:
+    offers = listed(make_activation(make_match((0, 1000)), make_match((0, 2000)), make_match(4096))).offers
+    blocks = []
+    for n in (16, 1600, 4096, 2048):
+        found = find(offers, make_call(n), {"n"})
+        blocks.append(None if found is None else found.row.config.params["BLOCK"])
+    assert blocks == [0, 1, 2, None]
+
+
+def test_tf_060_every_tensors_dtype_is_in_the_key() -> None:
+    offers = listed(make_activation(make_match((0, 1000)))).offers
+    for dtypes in ({"x": "fp16"}, {}, {"x": "bf16", "index": "i64"}):
+        assert find(offers, make_call(dtypes=FrozenMap(dtypes)), {"n", "x"}) is None
+    assert "x is fp16, tuned bf16" in explain(offers, (), make_call(dtypes=FrozenMap(x="fp16")), {"n", "x"})
+
+
+@pytest.mark.parametrize(
+    ("call", "specialised", "fits"),
+    [
+        (make_call(), {"n", "x"}, True),
+        (make_call(facts=FrozenMap(x="div16")), {"n", "x"}, False),
+        (make_call(facts=FrozenMap(n="div16")), {"n", "x"}, False),
+        (make_call(facts=FrozenMap(n="div16")), {"n"}, True),
+        (make_call(facts=FrozenMap()), set(), True),
+        (make_call(facts=FrozenMap(n="div16", x="div16", bias="none")), {"n", "x"}, False),
+    ],
+)
+def test_facts_match_exactly_where_the_compiler_specialises(call: Problem, specialised: set[str], fits: bool) -> None:
+    assert (not difference(make_match((0, 1000)), call, specialised)) is fits
+
+
+def test_an_exact_dim_settles_its_fact() -> None:
+    assert not difference(make_match(500, facts=FrozenMap(x="div16")), make_call(500), {"n", "x"})
+
+
+def test_a_dim_that_was_not_passed_is_a_miss() -> None:
+    assert difference(make_match((0, 9)), make_call(dims=FrozenMap()), ()) == ("n is 'not passed', tuned for (0, 9]",)
+
+
+def test_other_source_is_a_miss_and_replayed_rows_are_refused() -> None:
+    found = listed(make_activation(make_match((0, 9)), source_hash="b"))
+    assert not found.offers
+    assert "source has changed" in found.refused[0]
+    found = listed(make_activation(make_match((0, 9)), source="replayed"))
+    assert not found.offers
+    assert "allow_replayed" in found.refused[0]
+    assert listed(make_activation(make_match((0, 9)), source="replayed", allow_replayed=True)).offers
+    found = listed(make_activation(make_match((0, 9)), device=make_device(arch="sm_80")))
+    assert not found.offers
+    assert "tuned for sm_80, here is sm_90" in found.refused[0]
+
+
+def test_tf_071_another_triton_is_used_and_noted_or_refused_when_strict() -> None:
+    old, same = make_activation(make_match((0, 9)), triton="3.2.0", tag=1), make_activation(make_match((0, 9)))
+    found = listed(same, old)
+    assert [o.row.config.params["TAG"] for o in found.offers] == [0, 1]  # equal Triton first, though older
+    assert "tuned under Triton 3.2.0, here is 3.6.0" in found.notes[0]
+    strict = listed(make_activation(make_match((0, 9)), triton="3.2.0", strict=True))
+    assert not strict.offers
+    assert "3.2.0" in strict.refused[0]
+    assert not listed(make_activation(make_match((0, 9)), device=make_device(num_sms=1), strict=True)).offers
+
+
+def test_an_activation_may_name_its_device() -> None:
+    activation = make_activation(make_match((0, 9)), device=make_device(arch="sm_80"))
+    pretended = replace(activation, device=make_device(arch="sm_80"))
+    assert [o.step for o in listed(pretended).offers] == [Step.DEVICE]
+
+
+def test_explain_names_the_nearest_row() -> None:
+    offers = listed(make_activation(make_match(7, dtypes=FrozenMap(x="fp32")), make_match((0, 500)))).offers
+    text = explain(offers, ("p: why",), make_call(), {"n", "x"})
+    assert text.splitlines()[0] == "  nearest row n in (0, 500], bf16, n div16, x div16: n is 512, tuned for (0, 500]"
+    assert text.splitlines()[-1] == "  refused p: why"
+    assert "no active pack" in explain((), (), make_call(), ())

@@ -1,0 +1,144 @@
+"""Legality: what a device can never run, known before anything is compiled, or from the compiler's word.
+
+Limits of the programming model come from the CUDA programming guide; those of Triton from its own sources, with the
+release named. Tile and dot rules apply only to tiles that the workload declares: a param may mean anything else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from tunefarm.config import Config
+from tunefarm.device import KIB, Device
+from tunefarm.frozen import FrozenMap
+from tunefarm.spec.workload import Workload
+from tunefarm.trial import Build, Failure
+
+MAX_TENSOR_ELEMENTS = 1 << 20
+"""`tl.TRITON_MAX_TENSOR_NUMEL`, Triton 3.6 to 3.9."""
+MAX_GRID = (2**31 - 1, 65535, 65535)
+MIN_DOT_K = {8: 32, 16: 16, 32: 16, 64: 16}
+"""Least K of `tl.dot` by bits of its operands; M and N may be 1 (`min_dot_size`, Triton 3.6 to 3.9)."""
+
+
+def illegal(config: Config, workload: Workload, device: Device, dtypes: Iterable[str] = ()) -> Failure | None:
+    """The first rule that forbids a config on a device, or None.
+
+    Args:
+        config: the config.
+        workload: for its declared tiles and dots.
+        device: where it would run.
+        dtypes: element types of the problem's tensors in Triton's spelling; the narrowest decides the least K.
+    """
+    for rule in (_threads, _cluster, _maxnreg):
+        if failure := rule(config, device):
+            return failure
+    for group in workload.tiles:
+        if failure := _tile(config, group):
+            return failure
+    for dot in workload.dots:
+        if failure := _dot(config, dot, dtypes):
+            return failure
+    return None
+
+
+def screen(
+    configs: Sequence[Config], workload: Workload, device: Device, dtypes: Iterable[str] = ()
+) -> tuple[tuple[Config, ...], FrozenMap[int]]:
+    """The legal ones of `configs`, and how many each rule removed, by the rule's name and limit."""
+    kept = []
+    removed: dict[str, int] = {}
+    names = tuple(dtypes)
+    for config in configs:
+        failure = illegal(config, workload, device, names)
+        if failure is None:
+            kept.append(config)
+        else:
+            removed[failure.kind] = removed.get(failure.kind, 0) + 1
+    return tuple(kept), FrozenMap(removed)
+
+
+def unfit(build: Build, device: Device) -> Failure | None:
+    """Why a compiled config cannot be launched on a device, or None."""
+    if build.shared_bytes > device.shared_bytes:
+        return Failure(
+            stage="build", kind="OutOfResources",
+            message=f"shared memory: required {build.shared_bytes} bytes ({build.shared_bytes / KIB:.0f} KiB), "
+                    f"limit {device.shared_bytes} bytes ({device.shared_bytes / KIB:.0f} KiB) a block on {device.name}",
+        )  # fmt: skip
+    threads = int(build.launch.get("num_warps", 1)) * device.warp_size
+    if build.registers * threads > device.registers:
+        return Failure(
+            stage="build", kind="OutOfResources",
+            message=f"registers: required {build.registers} x {threads} threads, limit {device.registers} a block",
+        )  # fmt: skip
+    for axis, count, limit in zip("xyz", build.grid, MAX_GRID, strict=True):
+        if count > limit:
+            return Failure(stage="build", kind="GridTooLarge", message=f"grid {axis}: {count} programs, limit {limit}")
+    return None
+
+
+def _threads(config: Config, device: Device) -> Failure | None:
+    warps = config.options.get("num_warps", 4)
+    threads = warps * device.warp_size if isinstance(warps, int) else 0
+    if threads <= device.max_threads:
+        return None
+    limit = f"{device.max_threads // device.warp_size} warps of {device.warp_size}"
+    return Failure(
+        stage="legality", kind=f"threads per block <= {device.max_threads}",
+        message=f"threads per block {threads} > {device.max_threads} ({limit})",
+    )  # fmt: skip
+
+
+def _cluster(config: Config, device: Device) -> Failure | None:
+    ctas = config.options.get("num_ctas") or 1
+    if not isinstance(ctas, int) or ctas == 1:
+        return None
+    if device.vendor == "nvidia" and device.capability < (9, 0):
+        return Failure(
+            stage="legality", kind="clusters need sm_90",
+            message=f"num_ctas={ctas} needs block clusters, which {device.arch} does not have",
+        )  # fmt: skip
+    return None
+
+
+def _maxnreg(config: Config, device: Device) -> Failure | None:
+    limit = config.options.get("maxnreg")
+    if limit is None or (isinstance(limit, int) and 1 <= limit <= 255):
+        return None
+    return Failure(
+        stage="legality", kind="maxnreg in 1..255", message=f"maxnreg={limit}: a thread has at most 255 registers"
+    )
+
+
+def _tile(config: Config, group: tuple[str, ...]) -> Failure | None:
+    sizes = [config.params.get(name) for name in group]
+    shown = " x ".join(f"{name}={size}" for name, size in zip(group, sizes, strict=True))
+    numbers = [size for size in sizes if isinstance(size, int)]
+    if any(size < 1 or size & (size - 1) for size in numbers):
+        return Failure(
+            stage="legality", kind="tile sizes are powers of two",
+            message=f"tile {shown}: tl.arange needs powers of two",
+        )  # fmt: skip
+    if math.prod(numbers) > MAX_TENSOR_ELEMENTS:
+        return Failure(
+            stage="legality", kind=f"tensor elements <= {MAX_TENSOR_ELEMENTS}",
+            message=f"tile {shown} has {math.prod(numbers)} elements, Triton allows {MAX_TENSOR_ELEMENTS}",
+        )  # fmt: skip
+    return None
+
+
+_BITS = {"fp8e4nv": 8, "fp8e5": 8, "fp8e4b8": 8, "fp8e5b16": 8, "i8": 8, "u8": 8, "bf16": 16, "fp16": 16}
+
+
+def _dot(config: Config, dot: tuple[str, str, str], dtypes: Iterable[str]) -> Failure | None:
+    narrowest = min((_BITS.get(dtype, 32) for dtype in dtypes), default=16)
+    least = MIN_DOT_K[narrowest]
+    depth = config.params.get(dot[2])
+    if isinstance(depth, int) and depth < least:
+        return Failure(
+            stage="legality", kind=f"tl.dot K >= {least}",
+            message=f"{dot[2]}={depth}: tl.dot of {narrowest}-bit operands needs K >= {least}",
+        )  # fmt: skip
+    return None

@@ -1,0 +1,72 @@
+"""The landscape meter: answers from a recording instead of a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tunefarm.bench.meter import Answer, Candidate, Question
+from tunefarm.config import Config
+from tunefarm.errors import LandscapeError
+from tunefarm.landscape import Entry, Recorded, load_cached
+from tunefarm.trial import FINAL, Failure, Measurement, Outcome
+
+REPLAYED = "replayed"
+
+
+class LandscapeMeter:
+    """Replays a landscape: real samples, taken at another time.
+
+    Each rung reads on where the one before stopped, so that later rungs bring news, and starts again at the first
+    sample when the recording is used up. The same question always has the same answer.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[Config, Entry] = {}
+        self._recorded: Recorded | None = None
+
+    def prepare(self, question: Question) -> None:
+        """Finds the problem in the recording.
+
+        Raises:
+            LandscapeError: it was not recorded.
+        """
+        recording = load_cached(question.landscape)
+        recorded = recording.find(question.problem)
+        if recorded is None:
+            known = "; ".join(r.problem.label for r in recording.problems)
+            raise LandscapeError(
+                f"does not hold problem {question.problem.label}",
+                file=question.landscape,
+                hint=f"it holds {known}; record this one with `tunefarm record` on a GPU",
+            )
+        if recorded is not self._recorded:
+            self._recorded = recorded
+            self._entries = {entry.config: entry for entry in recorded.entries}
+
+    def measure(self, candidates: Sequence[Candidate], question: Question) -> Iterator[Answer]:
+        """Answers from the recording; a config that was not recorded is `skipped`."""
+        for candidate in candidates:
+            entry = self._entries.get(candidate.config)
+            if entry is None:
+                failure = Failure(
+                    stage="measure", kind="NotRecorded", message="the landscape does not hold this config"
+                )
+                yield Answer(number=candidate.number, outcome=Outcome.SKIPPED, failure=failure)
+            elif entry.outcome is not Outcome.OK or not entry.samples_ms:
+                yield Answer(number=candidate.number, outcome=entry.outcome, failure=entry.failure)
+            else:
+                yield Answer(number=candidate.number, measurement=_replay(entry, question))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _replay(entry: Entry, question: Question) -> Measurement:
+    count = len(entry.samples_ms)
+    # Finals start where they please: they need more samples than are left, and the early ones are as good as any.
+    first = 0 if question.rung == FINAL else 3 * question.rung
+    samples = tuple(entry.samples_ms[(first + i) % count] for i in range(min(question.num_samples, count)))
+    return Measurement(
+        samples_ms=samples, timer=question.timer, rung=question.rung, source=REPLAYED, worker="landscape",
+        busy_s=sum(samples) / 1000,
+    )  # fmt: skip

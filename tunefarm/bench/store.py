@@ -1,0 +1,56 @@
+"""The build store: builds by content, shared by sweeps. A file of plain JSON for each key, a cubin for each binary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tunefarm.bench.build import Artifact
+from tunefarm.document import canonical, parse_json, read_bytes, read_text, write_atomic
+from tunefarm.errors import DocumentError
+from tunefarm.trial import Build, build_from_json, to_json
+
+
+class BuildStore:
+    """Builds on disk, by `build.build_key`.
+
+    Args:
+        folder: where; created when the first build is kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, key: str) -> tuple[Build, Artifact] | None:
+        """The build kept under a key, or None. A damaged entry counts as none: it is built again."""
+        path = self._entry(key)
+        if not path.exists():
+            return None
+        try:
+            data = parse_json(read_text(path), where=str(path))
+            build = build_from_json(data["build"])
+            cubin = read_bytes(self._cubin(build.binary))
+            artifact = Artifact(
+                binary=build.binary, cubin=cubin, metadata=json.dumps(data["metadata"]),
+                specialization=data["specialization"],
+            )  # fmt: skip
+        except (DocumentError, KeyError, TypeError, ValueError):
+            return None
+        return build, artifact
+
+    def put(self, key: str, build: Build, artifact: Artifact) -> None:
+        """Keeps a build; equal binaries are kept once."""
+        cubin = self._cubin(artifact.binary)
+        if not cubin.exists():
+            write_atomic(cubin, artifact.cubin)
+        data = {
+            "build": to_json(build), "metadata": json.loads(artifact.metadata),
+            "specialization": artifact.specialization,
+        }  # fmt: skip
+        write_atomic(self._entry(key), canonical(data).encode())
+
+    def _entry(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}.json"
+
+    def _cubin(self, binary: str) -> Path:
+        return self.folder / "cubin" / binary[:2] / f"{binary}.cubin"

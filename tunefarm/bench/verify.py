@@ -1,0 +1,161 @@
+"""Correct before fast: a candidate's outputs against the reference, every element."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tunefarm.errors import SpecError
+from tunefarm.spec.workload import Workload
+from tunefarm.trial import Failure
+
+if TYPE_CHECKING:
+    import torch
+
+ROUNDOFF = {
+    "float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "float8_e4m3fn": 2.0**-4,
+    "float8_e5m2": 2.0**-3,
+}  # fmt: skip
+"""Unit round-off of the output's element type."""
+
+SLACK = 4.0
+"""Default tolerances are this many round-offs: of the value, and once more of the outputs' root mean square."""
+
+
+def flatten(outputs: Any) -> list[torch.Tensor]:
+    """The tensors among what a call returned.
+
+    Raises:
+        SpecError: there are none, so nothing could be compared.
+    """
+    import torch
+
+    if isinstance(outputs, torch.Tensor):
+        return [outputs]
+    if isinstance(outputs, Mapping):
+        outputs = list(outputs.values())
+    if isinstance(outputs, list | tuple):
+        found = [tensor for item in outputs if item is not None for tensor in flatten(item)]
+        if found:
+            return found
+    raise SpecError("the call returned no tensor", hint="return the outputs, so that they can be compared")
+
+
+def reference_outputs(workload: Workload, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """What the outputs should be, computed from the inputs in double precision.
+
+    A reference that refuses doubles (a hard-coded dtype) is computed in the inputs' own precision.
+
+    Raises:
+        SpecError: the reference raises, or returns no tensor.
+    """
+    import torch
+
+    if workload.reference is None:
+        raise SpecError(f"workload {workload.name} has no reference")
+
+    def widen(value: Any) -> Any:
+        is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.double() if is_float else value
+
+    failures = []
+    for arguments in ({k: widen(v) for k, v in inputs.items()}, dict(inputs)):
+        try:
+            return [out.detach() for out in flatten(_call_reference(workload, arguments))]
+        except SpecError:
+            raise
+        except Exception as e:  # whatever the user's function raises
+            failures.append(f"{type(e).__name__}: {e}")
+    raise SpecError(
+        f"the reference of {workload.name} raised {failures[-1]}", hint="it is called with the inputs, by position"
+    )
+
+
+def _call_reference(workload: Workload, arguments: Mapping[str, Any]) -> Any:
+    # By position: torch functions name their arguments otherwise (torch.matmul takes `input` and `other`).
+    assert workload.reference is not None
+    return workload.reference(*arguments.values())
+
+
+@contextlib.contextmanager
+def poisoned() -> Iterator[None]:
+    """While active, memory that torch hands out uninitialised is filled with NaN (integers: their greatest value).
+
+    So a candidate that leaves part of its output unwritten cannot be saved by what an earlier one wrote there, while
+    outputs that the call itself zeroes stay zero. Uses torch's deterministic mode, which fills `torch.empty`.
+    """
+    import torch
+
+    switches: Any = importlib.import_module("torch.utils.deterministic")
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = switches.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    switches.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        switches.fill_uninitialized_memory = fill
+
+
+def mismatch(
+    outputs: Any, expected: list[torch.Tensor], atol: float | None = None, rtol: float | None = None
+) -> Failure | None:
+    """How a candidate's outputs differ from what they should be, or None.
+
+    Args:
+        outputs: what the call returned.
+        expected: from `reference_outputs`; same number and shapes.
+        atol: absolute tolerance; None for `SLACK` round-offs of the expected values' root mean square, over 4.
+        rtol: relative tolerance; None for `SLACK` round-offs of the output's dtype.
+
+    Raises:
+        SpecError: outputs and reference differ in number or shape, which is no candidate's fault.
+    """
+    got = flatten(outputs)
+    if [tuple(t.shape) for t in got] != [tuple(t.shape) for t in expected]:
+        raise SpecError(
+            f"the call returns tensors of shapes {[list(t.shape) for t in got]}, the reference "
+            f"{[list(t.shape) for t in expected]}",
+            hint="let both return the same outputs",
+        )
+    for position, (actual, wanted) in enumerate(zip(got, expected, strict=True)):
+        if failure := _compare(actual, wanted, atol, rtol, position):
+            return failure
+    return None
+
+
+def _compare(
+    actual: torch.Tensor, wanted: torch.Tensor, atol: float | None, rtol: float | None, position: int
+) -> Failure | None:
+    import torch
+
+    if actual.numel() == 0:
+        return None
+    # Narrow outputs are exact in fp32, which halves the memory of comparing them.
+    wide = torch.float64 if actual.dtype in (torch.float64, torch.int64) else torch.float32
+    a, w = actual.to(wide), wanted.to(wide)
+    roundoff = ROUNDOFF.get(str(actual.dtype).removeprefix("torch."), 0.0)
+    rtol = SLACK * roundoff if rtol is None else rtol
+    if atol is None:
+        finite = torch.where(torch.isfinite(w), w, torch.zeros_like(w))
+        atol = SLACK / 4 * roundoff * math.sqrt(float(finite.square().mean()))
+    # Equal covers infinities; NaN is right only where the reference has NaN.
+    wrong = ~((a == w) | ((a - w).abs() <= atol + rtol * w.abs()) | (a.isnan() & w.isnan()))
+    count = int(wrong.sum())
+    if count == 0:
+        return None
+    difference = (a - w).abs()[wrong]
+    worst = float(difference.nan_to_num(nan=0.0, posinf=0.0).max())
+    unwritten = int(a.isnan().sum())
+    share = 100 * count / actual.numel()
+    relative = float((difference / w.abs()[wrong].clamp_min(1e-30)).nan_to_num(nan=0.0, posinf=0.0).max())
+    return Failure(
+        stage="verify", kind="mismatch",
+        message=f"output {position}: {share:.3g} % of {actual.numel()} elements differ, max abs {worst:.3g}, max rel "
+                f"{relative:.3g} (atol {atol:.2g}, rtol {rtol:.2g})"
+                + (f", {unwritten} NaN or never written" if unwritten else ""),
+    )  # fmt: skip

@@ -1,0 +1,170 @@
+"""The jobs that a fleet carries for the farm: build on a CPU, measure on a GPU or from a landscape.
+
+Each is a plain function of one picklable request. What is worth keeping between jobs (imports, inputs, kernels) stays
+in this module's globals: a worker is one long-lived process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tunefarm.bench import telemetry
+from tunefarm.bench.build import Artifact, compile_launch
+from tunefarm.bench.gpu import GpuMeter, Poisoned
+from tunefarm.bench.launch import learn
+from tunefarm.bench.meter import Answer, Answers, Meter, Question
+from tunefarm.bench.replay import LandscapeMeter
+from tunefarm.bench.tensors import make_inputs
+from tunefarm.config import Config, Value
+from tunefarm.device import Device
+from tunefarm.errors import InfrastructureError
+from tunefarm.frozen import FrozenMap
+from tunefarm.landscape import load_cached
+from tunefarm.seams import Retire
+from tunefarm.spec.workload import WorkloadRef, load_workload
+from tunefarm.trial import Build, Failure, Outcome
+
+_BORN = time.monotonic()
+_meters: dict[str, Meter] = {}
+_started = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildRequest:
+    """Configs to compile for one problem's specialisation and one arch."""
+
+    ref: WorkloadRef
+    variables: FrozenMap[Value]
+    configs: tuple[Config, ...]
+    target: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """What became of one config: a build with its artifact, or how and why it failed."""
+
+    config: Config
+    build: Build | None = None
+    artifact: Artifact | None = None
+    outcome: Outcome = Outcome.OK
+    failure: Failure | None = None
+
+
+def build(request: BuildRequest) -> tuple[Built, ...]:
+    """Compiles the configs of a request, in order.
+
+    Raises:
+        UserError: the workload cannot be imported or its call cannot be followed.
+    """
+    workload = load_workload(request.ref)
+    inputs = make_inputs(workload, request.variables, "meta")
+    built = []
+    for config in request.configs:
+        launch = learn(workload, inputs, config, request.target)
+        first, second = compile_launch(launch, request.target)
+        if isinstance(first, Build) and isinstance(second, Artifact):
+            built.append(Built(config=config, build=first, artifact=second))
+        elif isinstance(first, Outcome) and isinstance(second, Failure):
+            built.append(Built(config=config, outcome=first, failure=second))
+    return tuple(built)
+
+
+def probe() -> Device:
+    """The GPU of this worker.
+
+    Raises:
+        InfrastructureError: it has none.
+    """
+    return telemetry.live_device()
+
+
+def measure(question: Question) -> Answers | Retire:
+    """Answers a question on this worker's GPU, or from a landscape if the question names one.
+
+    Returns:
+        The answers; wrapped in `Retire` when a fault has left the process untrustworthy.
+
+    Raises:
+        UserError: the workload or the landscape cannot serve the problem.
+    """
+    global _started
+    startup_s = 0.0 if _started else time.monotonic() - _BORN
+    began = time.monotonic()
+    compiled = _count_compiles() if not question.landscape else lambda: 0
+    meter = _meter("replay" if question.landscape else "gpu")
+    answers: list[Answer] = []
+    poisoned = False
+    meter.prepare(question)
+    if not _started:
+        # The first problem's preparation loads CUDA libraries; it is start-up, not measuring.
+        startup_s, began = time.monotonic() - _BORN, time.monotonic()
+        _started = True
+    try:
+        answers.extend(meter.measure(question.candidates, question))
+    except Poisoned as e:
+        answers.append(e.args[0])
+        poisoned = True
+    result = Answers(
+        answers=tuple(answers),
+        worker=f"{socket.gethostname()}:{os.getpid()}",
+        startup_s=startup_s,
+        busy_s=time.monotonic() - began,
+        num_compiled=compiled(),
+        toolchain=_toolchain(question),
+        reference_ms=_reference_ms(meter, question),
+    )
+    if poisoned:
+        return Retire(result)
+    return _with_telemetry(result) if not question.landscape else result
+
+
+def _meter(kind: str) -> Meter:
+    if kind not in _meters:
+        _meters[kind] = GpuMeter() if kind == "gpu" else LandscapeMeter()
+    return _meters[kind]
+
+
+def _with_telemetry(result: Answers) -> Answers:
+    seen = telemetry.sample()
+    answers = tuple(
+        dataclasses.replace(a, measurement=dataclasses.replace(a.measurement, telemetry=seen, worker=result.worker))
+        if a.measurement is not None
+        else a
+        for a in result.answers
+    )
+    return dataclasses.replace(result, answers=answers)
+
+
+def _toolchain(question: Question) -> FrozenMap[str]:
+    # Times belong to the toolchain that produced them: a replay names the recording's.
+    return load_cached(question.landscape).toolchain if question.landscape else telemetry.toolchain()
+
+
+def _reference_ms(meter: Meter, question: Question) -> float | None:
+    if question.landscape:
+        recorded = load_cached(question.landscape).find(question.problem)
+        return recorded.reference_ms if recorded else None
+    return getattr(meter, "reference_ms", None)
+
+
+def _count_compiles() -> Callable[[], int]:
+    """Starts counting kernels that Triton compiles in this process; call the result for the count."""
+    from triton import knobs
+
+    count = 0
+
+    def listener(*, cache_hit: bool, **_: Any) -> None:
+        nonlocal count
+        count += not cache_hit
+
+    try:
+        knobs.compilation.listener = listener
+    except AttributeError:
+        raise InfrastructureError("this Triton has no compilation listener", hint="use Triton 3.6 or later") from None
+    return lambda: count

@@ -1,0 +1,38 @@
+"""The verbs of the command line."""
+
+from __future__ import annotations
+
+import typer
+
+from tunefarm import __version__
+from tunefarm.cli import EXIT_CODES
+from tunefarm.cli.doctor import doctor
+from tunefarm.cli.pack import app as pack
+from tunefarm.cli.plan import plan
+from tunefarm.cli.record import record
+from tunefarm.cli.sweep import sweep
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Tune Triton kernels once, on a farm, and ship the answer.",
+    epilog=EXIT_CODES,
+)
+app.command()(sweep)
+app.command()(plan)
+app.command()(record)
+app.command()(doctor)
+app.add_typer(pack, name="pack")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tunefarm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Options of all verbs."""

@@ -1,0 +1,142 @@
+"""What several verbs need at the start: experiment, targets, fleet and folders."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tunefarm.bench.build import launch_options, triton_version
+from tunefarm.bench.worker import probe
+from tunefarm.device import Device
+from tunefarm.errors import InfrastructureError, UserError
+from tunefarm.seams import Fleet
+from tunefarm.spec.experiment import Resolved, load_experiment, resolve
+
+
+class FleetKind(enum.StrEnum):
+    """Where jobs run."""
+
+    RAY = "ray"
+    INLINE = "inline"
+
+
+class MeterKind(enum.StrEnum):
+    """What answers how long a config takes."""
+
+    AUTO = "auto"
+    GPU = "gpu"
+    REPLAY = "replay"
+
+
+def open_experiment(path: Path) -> Resolved:
+    """Reads an experiment and imports what it names.
+
+    Raises:
+        UserError: something in it makes no sense; nothing was touched then.
+    """
+    experiment = load_experiment(path)
+    try:
+        import torch  # noqa: F401
+        import triton  # noqa: F401
+    except ModuleNotFoundError as e:
+        raise UserError(f"{e.name} is not installed", hint="pip install 'tunefarm[farm]'") from None
+    return resolve(experiment, launch_options(), triton_version())
+
+
+def has_gpu() -> bool:
+    """Whether this machine has a CUDA device; creates no context on it."""
+    import torch
+
+    return torch.cuda.device_count() > 0
+
+
+def open_fleet(kind: FleetKind, address: str | None, *, use_gpu: bool, builders: int | None) -> Fleet:
+    """Starts the fleet.
+
+    Args:
+        kind: Ray or this machine's own processes.
+        address: of a Ray cluster; None for a local one.
+        use_gpu: whether measuring workers hold GPUs, or replay.
+        builders: build workers; None for one a CPU.
+
+    Raises:
+        InfrastructureError: it cannot be started.
+    """
+    if kind is FleetKind.RAY:
+        from tunefarm.fleet.ray import RayFleet
+
+        return RayFleet(address, probe=probe if use_gpu else None, num_builders=builders)
+    if address:
+        raise UserError("--address is of a Ray cluster", hint="leave out --fleet inline")
+    from tunefarm.fleet.inline import InlineFleet
+
+    if not use_gpu:
+        return InlineFleet([None], num_builders=builders)
+    visible = _visible()
+    return InlineFleet(_probe(visible), visible=visible, num_builders=builders)
+
+
+def _visible() -> list[str]:
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [name.strip() for name in named.split(",") if name.strip()] if named else []
+    return names or [str(index) for index in range(torch.cuda.device_count())]
+
+
+def _probe(visible: Sequence[str]) -> list[Device]:
+    """The GPUs, each asked in a process that ends at once: the driver itself must never hold one."""
+    from tunefarm.fleet.inline import InlineFleet
+
+    scouts = InlineFleet(
+        [Device(arch="", name="", num_sms=0, shared_bytes=0)] * len(visible), visible=visible, num_builders=0
+    )
+    try:
+        asked = [scouts.submit(probe, worker.name) for worker in scouts.workers]
+        return [future.result() for future in asked]
+    finally:
+        scouts.close()
+
+
+def live_devices(fleet: Fleet) -> list[Device]:
+    """The GPUs that a fleet's workers hold.
+
+    Raises:
+        InfrastructureError: two of one kind differ in what they report.
+    """
+    return [worker.device for worker in fleet.workers if worker.device is not None]
+
+
+def store_folder() -> Path:
+    """Where builds are kept between sweeps: `TUNEFARM_CACHE`, or the user's cache folder, or the temporary one."""
+    named = os.environ.get("TUNEFARM_CACHE")
+    if named:
+        folder = Path(named) / "builds"
+    else:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = home / "tunefarm" / "builds"
+    if _writable(folder):
+        return folder
+    import tempfile
+
+    fallback = Path(tempfile.gettempdir()) / "tunefarm" / "builds"
+    if named or not _writable(fallback):
+        raise InfrastructureError(
+            f"cannot write to {folder}", hint="set TUNEFARM_CACHE to a folder that can be written"
+        )
+    return fallback
+
+
+def _writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
+
+
+def tracking_uri(flag: str | None, written: str) -> str:
+    """The MLflow URI: the flag's word, then the experiment's, then the environment's, then a local database."""
+    return flag or written or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"

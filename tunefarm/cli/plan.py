@@ -1,0 +1,75 @@
+"""`tunefarm plan`: what a sweep would do, without a GPU and without compiling."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tunefarm.plan import PlannedStudy, choose_targets
+from tunefarm.plan import plan as make_plan
+
+
+def plan(
+    experiment: Annotated[Path, typer.Argument(help="Experiment file.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show the studies of an EXPERIMENT: candidates, what each rule removed, buckets. No GPU, no compiling.
+
+    Example: tunefarm plan experiments/softmax.yaml
+    """
+    from tunefarm.cli.opening import open_experiment
+
+    resolved = open_experiment(experiment)
+    studies = make_plan(resolved, choose_targets(resolved.experiment, []))
+    threshold = resolved.experiment.search.threshold
+    shown = [_describe(study, threshold) for study in studies]
+    if as_json:
+        typer.echo(json.dumps({"experiment": resolved.experiment.name, "studies": shown}, indent=1))
+        return
+    for study in shown:
+        _print(study)
+
+
+def _describe(study: PlannedStudy, threshold: float) -> dict[str, Any]:
+    from tunefarm.search.search import StudySearch
+
+    buckets = 0
+    if study.candidates:
+        search = StudySearch(
+            configs=study.candidates, problem=study.study.problem, device=study.study.device, default=study.default,
+            threshold=threshold,
+        )  # fmt: skip
+        buckets = len(search.form_buckets())
+    default_extra = study.num_points and len(study.candidates) + sum(study.removed.values()) - study.num_points
+    return {
+        "study": study.study.label,
+        "device": study.study.device.name,
+        "meter": study.target.meter or "none: compiled and checked only",
+        "skipped": study.skipped,
+        "points": study.num_points,
+        "removed": dict(study.removed),
+        "added_default": int(default_extra),
+        "candidates": len(study.candidates),
+        "unused": [f"{name}={value}" for name, value in study.unused],
+        "default": None if study.default is None else str(study.default),
+        "buckets": buckets,
+    }
+
+
+def _print(study: dict[str, Any]) -> None:
+    if study["skipped"]:
+        typer.echo(f"{study['study']}: skipped: {study['skipped']}")
+        return
+    typer.echo(f"{study['study']}: {study['candidates']} candidates, {study['buckets']} buckets")
+    typer.echo(f"  device      {study['device']}; times from: {study['meter']}")
+    typer.echo(f"  space       {study['points']} points")
+    for rule, count in study["removed"].items():
+        typer.echo(f"  removed     {count} by {rule}")
+    if study["added_default"]:
+        typer.echo("  added       1, the default, which is no point of the space")
+    typer.echo(f"  default     {study['default'] or 'unknown or illegal here'}")
+    if study["unused"]:
+        typer.echo(f"  warning     no candidate uses {', '.join(study['unused'])}")

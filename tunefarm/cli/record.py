@@ -1,0 +1,63 @@
+"""`tunefarm record`: measure a whole space into a landscape."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tunefarm.cli.opening import FleetKind
+
+
+def record(
+    experiment: Annotated[Path, typer.Argument(help="Experiment file.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Landscape to write (.json.gz).", show_default=False)],
+    fleet: Annotated[FleetKind, typer.Option(help="Where jobs run.")] = FleetKind.RAY,
+    address: Annotated[str | None, typer.Option(envvar="RAY_ADDRESS", help="A running Ray cluster.")] = None,
+    builders: Annotated[int | None, typer.Option(min=1, help="Build workers; default: one a CPU.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Samples of each config.")] = 20,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+) -> None:
+    """Measure every candidate of an EXPERIMENT on this machine's GPU and write a landscape that can be replayed.
+
+    Example: tunefarm record experiments/softmax.yaml -o experiments/landscapes/softmax_h200.json.gz
+    """
+    from tunefarm import landscape as landscapes
+    from tunefarm.bench.store import BuildStore
+    from tunefarm.builds import BuildBoard
+    from tunefarm.cli import opening
+    from tunefarm.cli.terminal import Progress
+    from tunefarm.dispatch import Dispatch
+    from tunefarm.errors import UserError
+    from tunefarm.plan import choose_targets, plan
+    from tunefarm.recording import record as make_recording
+
+    resolved = opening.open_experiment(experiment)
+    if not out.name.endswith(".json.gz"):
+        raise UserError("a landscape is gzipped JSON", file=str(out), hint="name it *.json.gz")
+    if not opening.has_gpu() and not address:
+        raise UserError("recording measures on a GPU, and this machine has none", hint="see `tunefarm doctor`")
+    began = time.monotonic()
+    workers = opening.open_fleet(fleet, address, use_gpu=True, builders=builders)
+    try:
+        live = opening.live_devices(workers)
+        targets = [t for t in choose_targets(resolved.experiment, live, "gpu") if t.meter]
+        if not targets:
+            raise resolved.experiment.error("devices", f"none of them is here: {', '.join(d.name for d in live)}")
+        planned = plan(resolved, targets[:1])
+        board = BuildBoard(resolved, BuildStore(opening.store_folder()))
+        keys = {board.slot(study, config).key for study in planned for config in study.candidates}
+        dispatch = Dispatch(workers)
+        with Progress(quiet=quiet) as progress:
+            progress.begin(len(keys), sum(len(study.candidates) for study in planned))
+            recording = make_recording(resolved, planned, dispatch, board, progress.advance, samples)
+    finally:
+        workers.close()
+    landscapes.save(recording, out)
+    configs = sum(len(r.entries) for r in recording.problems)
+    typer.echo(
+        f"{out}: {len(recording.problems)} problems, {configs} configs on {recording.device.name}, "
+        f"{out.stat().st_size / 1000:.0f} kB; {time.monotonic() - began:.1f} s, GPU held {dispatch.held_s:.1f} s"
+    )

@@ -1,0 +1,241 @@
+"""`tunefarm sweep`: from an experiment to a pack."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tunefarm.cli.opening import FleetKind, MeterKind
+
+if TYPE_CHECKING:
+    from tunefarm.config import Config
+    from tunefarm.pack import Pack
+    from tunefarm.plan import PlannedStudy, Target
+    from tunefarm.record.ledger import FileLedger
+    from tunefarm.spec.experiment import Resolved
+    from tunefarm.study import StudyResult
+
+
+def sweep(
+    experiment: Annotated[Path, typer.Argument(help="Experiment file.", show_default=False)],
+    fleet: Annotated[FleetKind, typer.Option(help="Where jobs run.")] = FleetKind.RAY,
+    address: Annotated[str | None, typer.Option(envvar="RAY_ADDRESS", help="A running Ray cluster.")] = None,
+    meter: Annotated[MeterKind, typer.Option(help="GPU, replay, or whichever is there.")] = MeterKind.AUTO,
+    builders: Annotated[int | None, typer.Option(min=1, help="Build workers; default: one a CPU.")] = None,
+    sweeps: Annotated[Path, typer.Option(help="Folder of the ledgers.")] = Path("sweeps"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what earlier sweeps of this name measured.")] = False,
+    tracking: Annotated[str | None, typer.Option(help="MLflow URI, or `none`.", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document at the end.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+) -> None:
+    """Tune the kernel of an EXPERIMENT, log to MLflow and export a pack. Interrupted, the same command goes on.
+
+    Example: tunefarm sweep experiments/softmax.yaml
+    """
+    from tunefarm.cli import opening
+    from tunefarm.cli.terminal import Progress
+    from tunefarm.plan import choose_targets, plan, require_meter
+
+    began = time.monotonic()
+    resolved = opening.open_experiment(experiment)
+    spec = resolved.experiment
+    uri = opening.tracking_uri(tracking, spec.tracking.uri)
+    use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
+    # What can be refused is refused before any machine is touched.
+    targets = choose_targets(spec, [], meter.value)
+    planned = plan(resolved, targets)
+    if not use_gpu:
+        require_meter(spec, targets)
+    pack_before = _earlier_pack(spec.export)
+    with Progress(quiet=quiet or as_json) as progress:
+        progress.say(f"starting the fleet ({fleet.value})")
+        workers = opening.open_fleet(fleet, address, use_gpu=use_gpu, builders=builders)
+        try:
+            if use_gpu:
+                targets = choose_targets(spec, opening.live_devices(workers), meter.value)
+                require_meter(spec, targets)
+                planned = plan(resolved, targets)
+            ledger = _open_ledger(resolved, targets, sweeps / spec.name, fresh=fresh)
+            try:
+                results, facts = _compete(resolved, planned, workers, ledger, uri, pack_before, progress)
+            finally:
+                ledger.close()
+        finally:
+            workers.close()
+    facts["wall_s"] = round(time.monotonic() - began, 2)
+    if as_json:
+        typer.echo(json.dumps({"studies": [_study_json(r) for r in results], **facts}, indent=1))
+    else:
+        _print_closing(results, facts, quiet=quiet)
+    from tunefarm.study import Status
+
+    if any(result.status is Status.NO_WINNER for result in results):
+        sys.exit(1)
+
+
+def _earlier_pack(export: str) -> Pack | None:
+    from tunefarm.pack import load_pack
+
+    return load_pack(export) if export and Path(export).exists() else None
+
+
+def _open_ledger(resolved: Resolved, targets: Sequence[Target], folder: Path, *, fresh: bool) -> FileLedger:
+    from tunefarm.bench.telemetry import toolchain
+    from tunefarm.document import digest
+    from tunefarm.record.ledger import open_ledger
+    from tunefarm.source import source_hash
+
+    path = folder / "ledger.jsonl"
+    conditions = digest(
+        [
+            source_hash(resolved.workload.kernel),
+            resolved.experiment.timer,
+            dict(toolchain()),
+            [[t.device.key, t.meter, _fingerprint(t.landscape)] for t in targets],
+        ]
+    )
+    identity = {"experiment": resolved.experiment.name, "digest": resolved.experiment.digest, "conditions": conditions}
+    ledger = open_ledger(path, identity)
+    if fresh:
+        ledger.append("fresh", {})
+    return ledger
+
+
+def _fingerprint(landscape: str) -> str:
+    import hashlib
+
+    return hashlib.sha256(Path(landscape).read_bytes()).hexdigest() if landscape else ""
+
+
+def _compete(
+    resolved: Resolved,
+    planned: Sequence[PlannedStudy],
+    workers: Any,
+    ledger: FileLedger,
+    uri: str,
+    pack_before: Pack | None,
+    progress: Any,
+) -> tuple[list[StudyResult], dict[str, Any]]:
+    from tunefarm.bench.store import BuildStore
+    from tunefarm.bench.telemetry import toolchain
+    from tunefarm.builds import BuildBoard
+    from tunefarm.cli.opening import store_folder
+    from tunefarm.dispatch import Dispatch
+    from tunefarm.record.tracking import Origin, open_tracker
+    from tunefarm.schedule.events import Budget
+    from tunefarm.sweep import Sweep
+
+    spec = resolved.experiment
+    tracker = open_tracker(
+        uri,
+        Origin(
+            workload=spec.tracking.experiment or resolved.workload.name, experiment=spec.name,
+            sweep_id=ledger.sweep_id, digest=spec.digest, command=" ".join(["tunefarm", *sys.argv[1:]]),
+            toolchain=toolchain(),
+        ),
+    )  # fmt: skip
+    tracker.start()
+    board = BuildBoard(resolved, BuildStore(store_folder()))
+    dispatch = Dispatch(workers, budget=Budget(wall_s=spec.budget.wall_s, gpu_held_s=spec.budget.gpu_held_s))
+    competition = Sweep(
+        resolved, planned, dispatch=dispatch, board=board, ledger=ledger, memo=ledger.memo(), tracker=tracker,
+        watcher=progress, num_builders=sum(w.role == "build" for w in workers.workers),
+        incumbents=_incumbents(pack_before, planned),
+    )  # fmt: skip
+    status = "FAILED"
+    try:
+        results = competition.run_through()
+        status = "FINISHED"
+    finally:
+        unwritten = tracker.close(status=status)
+    facts = {
+        "compiled": board.num_compiled, "from_store": board.num_from_store,
+        "build_s": round(sum(r.build_s for r in results), 2), "gpu_held_s": round(dispatch.held_s, 2),
+        "compiled_by_measuring": sum(r.num_compiled for r in results), "ledger": str(ledger.path),
+        "tracking": uri, "notices": [*dispatch.notices, *(f"not in MLflow: {label}" for label in unwritten)],
+        "pack": _export(resolved, results, ledger),
+    }  # fmt: skip
+    return results, facts
+
+
+def _incumbents(pack: Pack | None, planned: Sequence[PlannedStudy]) -> dict[str, Config]:
+    """What an earlier pack holds for each study's own problem and device."""
+    found: dict[str, Config] = {}
+    for table in pack.tables if pack is not None else ():
+        for study in planned:
+            if table.device.key != study.study.device.key:
+                continue
+            for row in table.rows:
+                same = row.measured_at == study.study.problem.dims and row.match.dtypes == study.study.problem.dtypes
+                if same and row.config in study.candidates:
+                    found.setdefault(study.study.key, row.config)
+    return found
+
+
+def _export(resolved: Resolved, results: Sequence[StudyResult], ledger: FileLedger) -> str:
+    import datetime
+
+    from tunefarm import __version__
+    from tunefarm.export import export, write_export
+    from tunefarm.source import source_hash
+    from tunefarm.study import Status
+
+    spec = resolved.experiment
+    if not spec.export or not any(r.status is Status.WINNER for r in results):
+        return ""
+    pack = export(
+        results, kernel=resolved.workload.signature.kernel, source_hash=source_hash(resolved.workload.kernel),
+        sweep=spec.name, experiment=spec.digest, created=datetime.date.today().isoformat(), tunefarm=__version__,
+        ranges=resolved.workload.ranges,
+    )  # fmt: skip
+    written = write_export(Path(spec.export), pack)
+    rows = sum(len(table.rows) for table in written.tables)
+    ledger.append("export", {"path": spec.export, "digest": written.digest, "rows": rows})
+    return spec.export
+
+
+def _study_json(result: StudyResult) -> dict[str, Any]:
+    from tunefarm.trial import to_json
+
+    return {
+        "study": result.study.label, "device": result.study.device.name, "status": result.status.value,
+        "reason": result.reason, "source": result.source, "candidates": result.num_candidates,
+        "built": result.num_built, "measured": result.num_measured, "buckets": result.num_buckets,
+        "closed": len(result.closed), "winner": to_json(result.winner), "reference_ms": result.reference_ms,
+        "removed": dict(result.removed), "outcomes": {k.value: v for k, v in result.outcomes.items()},
+        "failures": [[to_json(failure), count] for failure, count in result.failures],
+        **result.rate(result.winner.median_ms if result.winner else 0.0),
+    }  # fmt: skip
+
+
+def _print_closing(results: Sequence[StudyResult], facts: dict[str, Any], *, quiet: bool) -> None:
+    from tunefarm.cli.terminal import closing_table, console
+
+    out = console()
+    if not quiet:
+        out.print(closing_table(results))
+    replayed = {r.study.device.name for r in results if r.source == "replayed"}
+    if replayed:
+        out.print(
+            f"REPLAYED: times of {', '.join(sorted(replayed))} come from a recorded landscape, not from a GPU here.",
+            markup=False,
+        )
+    unmeasured = sorted({r.study.device.arch for r in results if r.status.value == "not_measured"})
+    if unmeasured:
+        out.print(f"NOT MEASURED: {', '.join(unmeasured)}: compiled and checked only; nothing is exported for it.")
+    out.print(
+        f"compiled {facts['compiled']} ({facts['from_store']} more from the store), {facts['build_s']:.1f} CPU s; "
+        f"GPU held {facts['gpu_held_s']:.1f} s, kernels compiled there: {facts['compiled_by_measuring']}; "
+        f"wall {facts['wall_s']:.1f} s"
+    )
+    out.print(
+        f"ledger  {facts['ledger']}\nMLflow  {facts['tracking']}\npack    {facts['pack'] or 'none'}", markup=False
+    )
+    for notice in facts["notices"]:
+        out.print(f"note    {notice}", markup=False)

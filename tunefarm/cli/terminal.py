@@ -1,0 +1,170 @@
+"""What people see while a sweep goes on, and at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tunefarm.study import Status, StudyResult
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from tunefarm.builds import BuildBoard
+    from tunefarm.contest import Contest
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A terminal that is plain where it must be."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+
+
+def study_line(result: StudyResult) -> str:
+    """A study in one line, as in a log."""
+    head = f"{result.study.label}: "
+    counts = [f"{result.num_candidates} candidates"]
+    if merged := sum(t.merged_into is not None for t in result.trials):
+        counts.append(f"{merged} merged")
+    counts += [f"{result.num_buckets} buckets", f"{result.num_built} built", f"{result.num_measured} {_verb(result)}"]
+    if result.closed:
+        counts.append(f"{len(result.closed)} buckets closed")
+    body = ", ".join(counts)
+    if result.status in (Status.SKIPPED, Status.NOT_MEASURED):
+        return f"{head}{result.reason}"
+    if result.winner is None:
+        return f"{head}{body}; NO WINNER: {result.reason}{_histogram(result)}"
+    winner = result.winner
+    parts = [f"best {winner.config}", time_text(winner.median_ms)]
+    if winner.gain is not None:
+        parts.append(f"{winner.gain:.2f}x default")
+    rates = result.rate(winner.median_ms)
+    if "tbps" in rates:
+        parts.append(f"{rates['tbps']:.2f} TB/s")
+    if "tflops" in rates:
+        parts.append(f"{rates['tflops']:.0f} TFLOP/s")
+    if winner.reason != "faster":
+        parts.append(f"({winner.reason})")
+    return f"{head}{body}; {'  '.join(parts)}"
+
+
+def _verb(result: StudyResult) -> str:
+    return "replayed" if result.source == "replayed" else "measured"
+
+
+def _histogram(result: StudyResult) -> str:
+    return "".join(f"\n    {count}x {f.stage}: {f.kind}: {f.message}" for f, count in result.failures[:5])
+
+
+def time_text(ms: float) -> str:
+    """A duration for people."""
+    return f"{ms * 1000:.1f} us" if ms < 1 else f"{ms:.3f} ms"
+
+
+def closing_table(results: Sequence[StudyResult]) -> Table:
+    """All studies, a row each."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    numbers = {"candidates", "measured", "time", "default", "gain", "reference", "rate"}
+    for name in ("study", "candidates", "measured", "winner", "time", "default", "gain", "reference", "rate"):
+        table.add_column(name, justify="right" if name in numbers else "left", no_wrap=name in ("study", "time"))
+    for result in results:
+        table.add_row(*_row(result))
+    return table
+
+
+def _row(result: StudyResult) -> list[str]:
+    measured = str(result.num_measured) + (" (replayed)" if result.source == "replayed" else "")
+    head = [result.study.label, str(result.num_candidates), measured]
+    winner = result.winner
+    if winner is None:
+        word = {Status.NOT_MEASURED: "not measured", Status.SKIPPED: "skipped"}.get(result.status, "NO WINNER")
+        return [*head, word, "", "", "", "", ""]
+    rates = result.rate(winner.median_ms)
+    rate = f"{rates['tbps']:.2f} TB/s" if "tbps" in rates else ""
+    if "tflops" in rates:
+        rate = f"{rates['tflops']:.0f} TFLOP/s"
+    return [
+        *head,
+        str(winner.config),
+        time_text(winner.median_ms),
+        time_text(winner.default_ms) if winner.default_ms is not None else "n/a",
+        f"{winner.gain:.2f}x" if winner.gain is not None else "n/a",
+        time_text(result.reference_ms) if result.reference_ms is not None else "",
+        rate,
+    ]
+
+
+class Progress:
+    """Live bars on a terminal, a line a study elsewhere; a `sweep.Watcher`.
+
+    Args:
+        quiet: show nothing.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._console = console(stderr=True)
+        self._quiet = quiet
+        self._bars: Any = None
+        self._builds: Any = None
+        self._studies: Any = None
+        self._open = 0
+
+    def __enter__(self) -> Progress:
+        if not self._quiet:
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import Progress as Bars
+
+            columns = (
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                TextColumn("{task.fields[note]}"),
+            )  # fmt: skip
+            self._bars = Bars(*columns, console=self._console, disable=not self._console.is_terminal)
+            self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def began(self, contests: Sequence[Contest], num_builds: int) -> None:
+        """Shows what is ahead."""
+        if self._bars is not None:
+            self._builds = self._bars.add_task("compiled", total=num_builds or None, note="")
+            self._studies = self._bars.add_task("studies", total=len(contests), note="")
+            how = "compiling all of them first" if num_builds else "compiling what the search asks for, and ahead of it"
+            self.say(f"{sum(len(c.planned.candidates) for c in contests)} candidates in {len(contests)} studies; {how}")
+
+    def moved(self, board: BuildBoard, contests: Sequence[Contest]) -> None:
+        """Moves the bars."""
+        if self._bars is not None:
+            self._bars.update(self._builds, completed=board.num_compiled)
+            measured = sum(len(contest.best_ms) for contest in contests)
+            self._bars.update(self._studies, note=f"{measured} candidates timed")
+
+    def advance(self, what: str, count: int) -> None:
+        """Moves a bar of a recording, `built` or `measured`."""
+        if self._bars is not None:
+            task = self._builds if what == "built" else self._studies
+            self._bars.update(task, advance=count)
+
+    def begin(self, num_builds: int, num_configs: int) -> None:
+        """Shows what a recording is up to."""
+        if self._bars is not None:
+            self._builds = self._bars.add_task("compiled", total=num_builds, note="")
+            self._studies = self._bars.add_task("measured", total=num_configs, note="")
+
+    def ended(self, result: StudyResult) -> None:
+        """One line for a study."""
+        if self._bars is not None:
+            self._bars.update(self._studies, advance=1)
+        self.say(study_line(result))
+
+    def say(self, text: str) -> None:
+        """A line above the bars."""
+        if not self._quiet:
+            self._console.print(text, markup=False)

@@ -1,0 +1,401 @@
+"""Contest: one study's way through the chapters, from its candidates to its winner.
+
+A contest is a generator. It yields what it wants done (a `Want`) and is resumed with what came of it (a `Got`), so the
+story of a study reads from top to bottom while a sweep runs many of them side by side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from tunefarm.bench.legality import unfit
+from tunefarm.bench.meter import Answer, Answers, Candidate, Question, answer_from_json, answer_to_json
+from tunefarm.bench.worker import Built
+from tunefarm.config import Config
+from tunefarm.frozen import FrozenMap
+from tunefarm.plan import PlannedStudy
+from tunefarm.record.memo import Memo
+from tunefarm.seams import Ledger
+from tunefarm.search.decisions import Decision, Request
+from tunefarm.search.rungs import RUNGS
+from tunefarm.search.search import StudySearch
+from tunefarm.spec.experiment import Experiment
+from tunefarm.study import Status, StudyResult
+from tunefarm.trial import (
+    FINAL,
+    Failure,
+    Outcome,
+    Trial,
+    failure_from_json,
+    to_json,
+)
+
+LOOK_AHEAD = 2
+"""Batches compiled ahead of the search where not everything is compiled beforehand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """What a contest wants done before it goes on.
+
+    Attributes:
+        builds: configs that must be compiled.
+        questions: to be measured.
+        ahead: configs worth compiling meanwhile; nobody waits for them.
+    """
+
+    builds: tuple[Config, ...] = ()
+    questions: tuple[Question, ...] = ()
+    ahead: tuple[Config, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Got:
+    """What came of a want.
+
+    Attributes:
+        built: by config, in the order wanted.
+        answers: by question, in the order wanted; a string says why a question was given up for good.
+    """
+
+    built: tuple[Built, ...] = ()
+    answers: tuple[Answers | str, ...] = ()
+
+
+Steps: TypeAlias = Generator[Want, Got, Any]
+
+
+@dataclass(slots=True)
+class _Costs:
+    build_s: float = 0.0
+    busy_s: float = 0.0
+    held_s: float = 0.0
+    num_compiled: int = 0
+
+
+@dataclass(slots=True)
+class Contest:
+    """One study in progress.
+
+    Attributes:
+        experiment: whose search, accept and timer apply.
+        planned: the study and its candidates.
+        ledger: where every step is recorded.
+        memo: what the ledger knew already when the sweep began.
+        eager: compile every candidate before the first is measured.
+        incumbent: the config an earlier pack holds for this problem.
+        best_ms: best median after each measured candidate, for people.
+    """
+
+    experiment: Experiment
+    planned: PlannedStudy
+    ledger: Ledger
+    memo: Memo
+    eager: bool
+    incumbent: Config | None = None
+    best_ms: list[float] = field(default_factory=list)
+    _built: dict[Config, Built] = field(default_factory=dict)
+    _costs: _Costs = field(default_factory=_Costs)
+    _toolchain: FrozenMap[str] = field(default_factory=FrozenMap)
+    _reference_ms: float | None = None
+
+    @property
+    def key(self) -> str:
+        """The study's identity in the ledger."""
+        return self.planned.study.key
+
+    def run_through(self) -> Generator[Want, Got, StudyResult]:
+        """The story of the study."""
+        planned = self.planned
+        self._note("study", label=planned.study.label, candidates=len(planned.candidates), points=planned.num_points,
+                   removed=dict(planned.removed), meter=planned.target.meter)  # fmt: skip
+        if planned.skipped or not planned.candidates:
+            return self._without_trials()
+        search = self._search()
+        if self.eager:
+            yield from self._build(search, range(len(search.trials)))
+        if not planned.target.meter:
+            if not self.eager:
+                leaders = sorted({n for bucket in search.form_buckets() for n in bucket.representatives[:1]})
+                yield from self._build(search, leaders)
+            search.form_buckets()
+            return self._result(search, Status.NOT_MEASURED, _no_meter(planned, self._num_built))
+        yield from self._explore(search)
+        winner = yield from self._finals(search)
+        if winner is None:
+            reason = search.ended or "no candidate could be measured"
+            self._note("no_winner", status=Status.NO_WINNER.value, reason=reason)
+            return self._result(search, Status.NO_WINNER, reason)
+        self._note("winner", winner=to_json(winner))
+        return dataclasses.replace(self._result(search, Status.WINNER, search.ended), winner=winner)
+
+    def _search(self) -> StudySearch:
+        experiment, planned = self.experiment, self.planned
+        return StudySearch(
+            configs=planned.candidates,
+            problem=planned.study.problem,
+            device=planned.study.device,
+            default=planned.default,
+            incumbent=self.incumbent,
+            sampler=experiment.search.sampler,
+            threshold=experiment.search.threshold,
+            batch=experiment.search.batch,
+            max_trials=experiment.budget.trials,
+            min_gain=experiment.accept.min_gain,
+            seed=experiment.search.seed,
+        )
+
+    # ---- build ----
+
+    def _build(self, search: StudySearch, numbers: Iterable[int], ahead: Sequence[int] = ()) -> Steps:
+        """Compiles candidates, and tells the search of those that cannot run and of those that are equal."""
+        trials = search.trials
+        wanted = [n for n in numbers if trials[n].outcome is Outcome.OK and trials[n].build is None]
+        missing = [
+            trials[n].config for n in wanted if trials[n].config not in self._built and not self._known(trials[n])
+        ]
+        if missing or ahead:
+            got = yield Want(builds=tuple(missing), ahead=tuple(trials[n].config for n in ahead))
+            for built in got.built:
+                self._built[built.config] = built
+                self._costs.build_s += built.build.build_s if built.build else 0.0
+        told = [self._after_build(trials[n]) for n in wanted]
+        for trial in told:
+            if trial.failure is not None:
+                self._failed(trial.config, -1, trial.outcome, trial.failure)
+            elif self.memo.build(self.key, trial.config.key) is None:
+                self._note("built", config=trial.config.key, build=to_json(trial.build))
+        self._decide(search, search.built(told))
+
+    def _known(self, trial: Trial) -> bool:
+        """Whether the ledger says that a candidate cannot be built; the good builds are in the store."""
+        known = self.memo.get(self.key, trial.config.key, -1)
+        failure = failure_from_json(known["failure"]) if known else None
+        if known is None or failure is None:
+            return False
+        self._built[trial.config] = Built(config=trial.config, outcome=Outcome(known["outcome"]), failure=failure)
+        return True
+
+    def _after_build(self, trial: Trial) -> Trial:
+        built = self._built[trial.config]
+        failure, outcome = built.failure, built.outcome
+        if built.build is not None and failure is None:
+            failure = unfit(built.build, self.planned.study.device)
+            outcome = Outcome.OUT_OF_RESOURCES if failure else Outcome.OK
+        return dataclasses.replace(trial, build=built.build, outcome=outcome, failure=failure)
+
+    @property
+    def _num_built(self) -> int:
+        return sum(built.build is not None for built in self._built.values())
+
+    # ---- explore ----
+
+    def _explore(self, search: StudySearch) -> Steps:
+        """Batch after batch: compile what is asked, measure it on its rung, let the search decide."""
+        while requests := search.ask():
+            ahead = () if self.eager else search.wants_builds(LOOK_AHEAD * self.experiment.search.batch)
+            asked = {request.number for request in requests}
+            yield from self._build(search, sorted(asked), [n for n in ahead if n not in asked])
+            pending = search.pending
+            answers = yield from self._measure(search, pending)
+            for request in pending:
+                answer = answers[request]
+                if answer.measurement is not None:
+                    decisions = search.tell(request.number, answer.measurement)
+                    self._watch(search)
+                else:
+                    assert answer.failure is not None
+                    decisions = search.tell(request.number, (answer.outcome, answer.failure))
+                self._decide(search, decisions)
+
+    def _watch(self, search: StudySearch) -> None:
+        medians = [t.median_ms for t in search.trials if t.median_ms is not None]
+        if len(medians) > len(self.best_ms):
+            self.best_ms.append(min(medians))
+
+    def _measure(self, search: StudySearch, requests: Sequence[Request]) -> Generator[Want, Got, dict[Request, Answer]]:
+        """Answers to requests: from the ledger where it knows them, else from a meter."""
+        answers = {request: known for request in requests if (known := self._remember(search, request))}
+        fresh = [request for request in requests if request not in answers]
+        while fresh:
+            groups = [[r for r in fresh if r.rung == rung] for rung in sorted({r.rung for r in fresh})]
+            found = yield from self._ask(search, groups)
+            if not found:
+                # The whole batch was lost: each candidate is tried by itself, so that one cannot cost the others.
+                found = yield from self._ask(search, [[request] for request in fresh])
+            for request, answer in found.items():
+                self._record(search, request, answer)
+            answers |= found
+            fresh = [request for request in fresh if request not in answers]
+        return answers
+
+    def _ask(
+        self, search: StudySearch, groups: Sequence[Sequence[Request]]
+    ) -> Generator[Want, Got, dict[Request, Answer]]:
+        questions = [
+            self._question(search, [r.number for r in group], group[0].rung, RUNGS[group[0].rung].num_samples)
+            for group in groups
+        ]
+        got = yield Want(questions=tuple(questions))
+        found: dict[Request, Answer] = {}
+        for group, result in zip(groups, got.answers, strict=True):
+            if isinstance(result, str):
+                if len(group) == 1:
+                    found[group[0]] = _lost(group[0].number, result)
+                continue
+            self._count(result)
+            by_number = {request.number: request for request in group}
+            found |= {by_number[answer.number]: answer for answer in result.answers}
+        return found
+
+    def _question(self, search: StudySearch, numbers: Sequence[int], rung: int, num_samples: int) -> Question:
+        planned, accept = self.planned, self.experiment.accept
+        trials = search.trials
+        replay = planned.target.meter == "replay"
+        return Question(
+            ref=self.experiment.ref,
+            device=planned.study.device,
+            problem=planned.study.problem,
+            variables=planned.study.variables,
+            candidates=tuple(
+                Candidate(
+                    number=n, config=trials[n].config, build=trials[n].build,
+                    artifact=None if replay else self._built[trials[n].config].artifact,
+                )
+                for n in numbers
+            ),
+            rung=rung,
+            num_samples=num_samples,
+            interleaved=rung == FINAL,
+            timer=self.experiment.timer,
+            atol=accept.atol,
+            rtol=accept.rtol,
+            seed=self.experiment.search.seed,
+            landscape=planned.target.landscape if replay else "",
+        )  # fmt: skip
+
+    def _count(self, answers: Answers) -> None:
+        self._costs.held_s += answers.busy_s
+        self._costs.busy_s += sum(a.measurement.busy_s for a in answers.answers if a.measurement)
+        self._costs.num_compiled += answers.num_compiled
+        self._toolchain = answers.toolchain
+        if answers.reference_ms is not None:
+            self._reference_ms = answers.reference_ms
+
+    # ---- finals ----
+
+    def _finals(self, search: StudySearch) -> Steps:
+        """The finalists and the default, interleaved on one GPU in one sitting."""
+        numbers = search.finalists()
+        if not numbers:
+            return None
+        known = self.memo.finals(self.key)
+        configs = [search.trials[n].config.key for n in numbers]
+        if known is not None and known["configs"] == configs:
+            self._toolchain = FrozenMap(known["toolchain"])
+            self._reference_ms = known["reference_ms"]
+            told = [answer_from_json(n, data) for n, data in zip(numbers, known["measurements"], strict=True)]
+        else:
+            yield from self._build(search, numbers)
+            told = yield from self._hold_finals(search, numbers)
+            self._note(
+                "finals", configs=configs, measurements=[answer_to_json(a) for a in told],
+                toolchain=dict(self._toolchain), reference_ms=self._reference_ms,
+            )  # fmt: skip
+        return search.crown({a.number: a.measurement or (a.outcome, a.why) for a in told})
+
+    def _hold_finals(self, search: StudySearch, numbers: Sequence[int]) -> Generator[Want, Got, list[Answer]]:
+        question = self._question(search, numbers, FINAL, RUNGS[FINAL].num_samples)
+        got = yield Want(questions=(question,))
+        (result,) = got.answers
+        if isinstance(result, str):
+            return [_lost(number, result) for number in numbers]
+        self._count(result)
+        found = {answer.number: answer for answer in result.answers}
+        return [found.get(n) or _lost(n, "the process ended before its turn") for n in numbers]
+
+    # ---- record ----
+
+    def _note(self, event: str, **data: Any) -> None:
+        self.ledger.append(event, {"study": self.key, **data})
+
+    def _failed(self, config: Config, rung: int, outcome: Outcome, failure: Failure) -> None:
+        if self.memo.get(self.key, config.key, rung) is None:
+            self._note("failed", config=config.key, rung=rung, outcome=outcome.value, failure=to_json(failure))
+
+    def _record(self, search: StudySearch, request: Request, answer: Answer) -> None:
+        config = search.trials[request.number].config
+        if answer.measurement is not None:
+            self._note("measured", config=config.key, rung=request.rung, measurement=to_json(answer.measurement))
+        else:
+            self._failed(config, request.rung, answer.outcome, answer.why)
+
+    def _remember(self, search: StudySearch, request: Request) -> Answer | None:
+        known = self.memo.get(self.key, search.trials[request.number].config.key, request.rung)
+        return answer_from_json(request.number, known) if known is not None else None
+
+    def _decide(self, search: StudySearch, decisions: Sequence[Decision]) -> None:
+        for decision in decisions:
+            if decision.kind == "bucket_closed":
+                self._note("bucket_closed", bucket=decision.number, reason=decision.reason)
+                continue
+            trial = search.trials[decision.number]
+            data: dict[str, Any] = {"config": trial.config.key, "rung": trial.rung, "reason": decision.reason}
+            if decision.kind == "merged" and trial.merged_into is not None:
+                data["into"] = search.trials[trial.merged_into].config.key
+            self._note(decision.kind, **data)
+
+    def _without_trials(self) -> StudyResult:
+        planned = self.planned
+        skipped = bool(planned.skipped)
+        status = Status.SKIPPED if skipped else Status.NO_WINNER
+        reason = planned.skipped or "no point of the space is legal here: " + "; ".join(
+            f"{count} removed by {rule}" for rule, count in planned.removed.items()
+        )
+        self._note("skipped" if skipped else "no_winner", status=status.value, reason=reason)
+        return StudyResult(
+            study=planned.study, status=status, reason=reason, removed=planned.removed, num_points=planned.num_points
+        )
+
+    def _result(self, search: StudySearch, status: Status, reason: str) -> StudyResult:
+        planned = self.planned
+        trials = search.trials
+        measured = [m for t in trials for m in t.measurements]
+        return StudyResult(
+            study=planned.study,
+            status=status,
+            reason=reason,
+            trials=trials,
+            source=measured[-1].source if measured else "",
+            toolchain=self._toolchain,
+            timer=self.experiment.timer,
+            removed=planned.removed,
+            num_points=planned.num_points,
+            num_buckets=len(search.buckets),
+            closed=search.closed,
+            build_s=self._costs.build_s,
+            busy_s=self._costs.busy_s,
+            held_s=self._costs.held_s,
+            num_compiled=self._costs.num_compiled,
+            num_bytes=planned.num_bytes,
+            flops=planned.flops,
+            reference_ms=self._reference_ms,
+        )
+
+
+def _no_meter(planned: PlannedStudy, num_built: int) -> str:
+    return (
+        f"nothing was measured: no {planned.study.device.arch} GPU and no landscape; {num_built} of "
+        f"{len(planned.candidates)} candidates were compiled and checked for legality"
+    )
+
+
+def _lost(number: int, reason: str) -> Answer:
+    timed_out = "killed after" in reason
+    return Answer(
+        number=number, outcome=Outcome.TIMEOUT if timed_out else Outcome.CRASHED,
+        failure=Failure(stage="measure", kind="Timeout" if timed_out else "WorkerLost", message=reason),
+    )  # fmt: skip

@@ -1,0 +1,179 @@
+"""Dispatch: the one loop between the schedule, which decides, and the fleet, which works."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from tunefarm.errors import InfrastructureError, WorkerLost
+from tunefarm.schedule.events import (
+    Accept,
+    Action,
+    Budget,
+    BudgetSpent,
+    Condemn,
+    Event,
+    Finished,
+    GiveUp,
+    Job,
+    Kill,
+    Late,
+    Limits,
+    Lost,
+    Quarantine,
+    Start,
+    Submitted,
+    Tick,
+    WorkerJoined,
+)
+from tunefarm.schedule.machine import step
+from tunefarm.schedule.state import State
+from tunefarm.seams import Clock, Fleet
+
+
+class WallClock:
+    """Real time."""
+
+    def now(self) -> float:
+        """Seconds since some fixed moment."""
+        return time.monotonic()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A job that has ended.
+
+    Attributes:
+        job: its id.
+        value: what it returned.
+        error: what it raised; the user's fault, since infrastructure faults are retried.
+        condemned: why no worker will try it again: it costs them.
+        given_up: why it was not done, through no fault of its own.
+    """
+
+    job: str
+    value: Any = None
+    error: Exception | None = None
+    condemned: str = ""
+    given_up: str = ""
+
+
+class Dispatch:
+    """Submits jobs to a fleet as the schedule says, and hands back what became of them.
+
+    Args:
+        fleet: who works.
+        budget: what the sweep may cost.
+        limits: how patient the schedule is.
+        clock: what time it is.
+    """
+
+    def __init__(
+        self, fleet: Fleet, *, budget: Budget | None = None, limits: Limits | None = None, clock: Clock | None = None
+    ) -> None:
+        self._fleet = fleet
+        self._clock = clock or WallClock()
+        self._state = State(limits=limits or Limits(), budget=budget or Budget())
+        self._calls: dict[str, Callable[[], Any]] = {}
+        self._futures: dict[int, Future[Any]] = {}
+        self._arrivals: queue.SimpleQueue[tuple[Start, Future[Any]]] = queue.SimpleQueue()
+        self._done: list[Done] = []
+        self._held: dict[str, list[float]] = {}
+        self.notices: list[str] = []
+        """What people should know: quarantined workers, a spent budget."""
+        for worker in fleet.workers:
+            self._tell(WorkerJoined(worker=worker))
+
+    @property
+    def spent(self) -> str:
+        """The budget that has been spent (`wall_s`, `gpu_held_s`), or empty."""
+        return self._state.spent
+
+    @property
+    def held_s(self) -> float:
+        """Seconds that measuring workers were held, each from its first job's start to its last job's end."""
+        return sum(last - first for first, last in self._held.values())
+
+    def submit(self, jobs: Iterable[tuple[Job, Callable[[], Any]]]) -> None:
+        """Takes jobs; those that come together are ordered before any of them starts."""
+        taken = list(jobs)
+        self._calls.update({job.id: call for job, call in taken})
+        self._tell(Submitted(jobs=tuple(job for job, _ in taken)))
+
+    def wait(self) -> list[Done]:
+        """Waits until at least one job has ended.
+
+        Returns:
+            The ended jobs; empty when none is open.
+        """
+        while not self._done and self._state.num_open:
+            self._advance()
+        done, self._done = self._done, []
+        return done
+
+    def _advance(self) -> None:
+        wake = self._state.wake_s
+        try:
+            start, future = self._arrivals.get(timeout=None if wake is None else max(0.0, wake - self._clock.now()))
+        except queue.Empty:
+            self._tell(Tick())
+            return
+        if start.job.role == "measure":
+            self._held[start.worker][1] = self._clock.now()
+        if future.cancelled():
+            return
+        error = future.exception()
+        if isinstance(error, InfrastructureError):
+            self._futures.pop(start.attempt, None)
+            died = isinstance(error, WorkerLost)
+            self._tell(Lost(job=start.job.id, attempt=start.attempt, worker=start.worker, died=died, reason=str(error)))
+        else:
+            self._tell(Finished(job=start.job.id, attempt=start.attempt, worker=start.worker))
+
+    def _tell(self, event: Event) -> None:
+        for action in step(self._state, event, self._clock.now()):
+            self._obey(action)
+
+    def _obey(self, action: Action) -> None:
+        match action:
+            case Start(job=job, worker=worker, attempt=attempt):
+                self._start(action, job, worker, attempt)
+            case Kill(attempt=attempt):
+                self._futures.pop(attempt).cancel()
+            case Late(attempt=attempt):
+                self._futures.pop(attempt, None)
+            case Accept(job=job_id, attempt=attempt):
+                future = self._futures.pop(attempt)
+                error = future.exception()
+                if error is not None and not isinstance(error, Exception):
+                    raise error
+                value = None if error else future.result()
+                self._end(Done(job=job_id, value=value, error=error))
+            case Condemn(job=job_id, reason=reason):
+                self._end(Done(job=job_id, condemned=reason))
+            case GiveUp(job=job_id, reason=reason):
+                self._end(Done(job=job_id, given_up=reason))
+            case Quarantine(worker=worker, reason=reason):
+                self.notices.append(f"worker {worker} gets no more work: {reason}")
+            case BudgetSpent(budget=budget):
+                self.notices.append(f"budget {budget} is spent: no more measuring, finals apart")
+
+    def _start(self, start: Start, job: Job, worker: str, attempt: int) -> None:
+        if job.role == "measure":
+            now = self._clock.now()
+            self._held.setdefault(worker, [now, now])
+        try:
+            future = self._fleet.submit(self._calls[job.id], worker)
+        except InfrastructureError as e:
+            future = Future()
+            future.set_exception(e)
+        self._futures[attempt] = future
+        future.add_done_callback(lambda done: self._arrivals.put((start, done)))
+
+    def _end(self, done: Done) -> None:
+        del self._calls[done.job]
+        self._done.append(done)

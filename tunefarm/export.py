@@ -1,0 +1,258 @@
+"""From winners to a pack: which calls each winner is for, and what an earlier pack keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+from tunefarm.config import Value
+from tunefarm.document import write_atomic
+from tunefarm.errors import UserError
+from tunefarm.frozen import FrozenMap
+from tunefarm.pack import SOURCES, Bounds, Match, Pack, Provenance, Row, Table, dumps, load_pack, seal
+from tunefarm.problem import Problem
+from tunefarm.study import Status, Study, StudyResult
+from tunefarm.trial import Winner
+
+
+def export(
+    results: Sequence[StudyResult],
+    *,
+    kernel: str,
+    source_hash: str,
+    sweep: str,
+    experiment: str,
+    created: str,
+    tunefarm: str,
+    ranges: Collection[str] = (),
+    backend_options: Mapping[str, Value] | None = None,
+) -> Pack:
+    """A sealed pack of the winners.
+
+    Args:
+        results: what the sweep's studies gave; those without a winner give no row.
+        kernel: name of the kernel that was tuned.
+        source_hash: its source hash.
+        sweep: name of the experiment.
+        experiment: digest of the experiment.
+        created: ISO date.
+        tunefarm: this release.
+        ranges: dims that may range; all others are exact.
+        backend_options: compiler options, other than those of the configs, under which everything was built.
+
+    Raises:
+        UserError: no study has a winner; measured and replayed results are mixed; results of one device come from
+            different toolchains or timers; a dim that may range is missing or no integer; two problems would share
+            one row.
+    """
+    won = [result for result in results if result.status is Status.WINNER and result.winner is not None]
+    if not won:
+        raise UserError("no winners: nothing is exported", hint="see the failures of the studies above")
+    by_device: dict[str, list[StudyResult]] = {}
+    for result in won:
+        by_device.setdefault(result.study.device.key, []).append(result)
+    source = _only("source", won, [result.source for result in won])
+    if source not in SOURCES:
+        raise UserError(f"study {won[0].study.label} has a winner but nothing says where its times come from")
+
+    def table(group: Sequence[StudyResult]) -> Table:
+        device, toolchain = group[0].study.device, _only("toolchain", group, [r.toolchain for r in group])
+        key_parts = FrozenMap[Any](
+            source_hash=source_hash,
+            backend_options=FrozenMap(backend_options or {}),
+            triton=toolchain.get("triton", "unknown"),
+            capability=device.arch,
+        )
+        provenance = Provenance(
+            sweep=sweep, experiment=experiment, toolchain=toolchain, source=source, tunefarm=tunefarm, created=created,
+            timer=_only("timer", group, [r.timer for r in group]),
+        )  # fmt: skip
+        return Table(
+            kernel=kernel, source_hash=source_hash, device=device, key_parts=key_parts, provenance=provenance,
+            rows=_rows(group, ranges),
+        )  # fmt: skip
+
+    return seal(Pack(tables=tuple(table(group) for group in by_device.values())))
+
+
+def _only(what: str, results: Sequence[StudyResult], values: Sequence[Any]) -> Any:
+    for result, value in zip(results, values, strict=True):
+        if value != values[0]:
+            raise UserError(
+                f"studies differ in {what}: {results[0].study.label} has {values[0]}, {result.study.label} has {value}",
+                hint="what was timed in different ways may not share a pack; sweep again in one way",
+            )
+    return values[0]
+
+
+def _rows(results: Sequence[StudyResult], ranges: Collection[str]) -> tuple[Row, ...]:
+    rows: dict[Any, tuple[Row, Study]] = {}
+    for result in results:
+        assert result.winner is not None
+        problem = result.study.problem
+        row = _row(_match(problem, ranges), problem, result.winner)
+        if row.identity in rows:
+            other = rows[row.identity][1]
+            raise UserError(
+                f"two measured problems would share one row: {other.label} ({other.problem.key}) and "
+                f"{result.study.label} ({problem.key})",
+                hint="add the argument in which they differ to the kernel's key",
+            )
+        rows[row.identity] = row, result.study
+    return bounded([row for row, _ in rows.values()])
+
+
+def _match(problem: Problem, ranges: Collection[str]) -> Match:
+    dims: dict[str, Value | Bounds] = dict(problem.dims)
+    for name in ranges:
+        value = problem.dims.get(name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise UserError(
+                f"dim {name} may range, but problem {problem.label} has {name}={value!r}",
+                hint=f"only integer dims may range: {', '.join(problem.dims) or 'there are none'}",
+            )
+        dims[name] = (value - 1, value)
+    # Facts of other integers, such as strides, are not kept: they would split what a trace guards on without
+    # naming anything by which the winner was chosen.
+    facts = {k: v for k, v in problem.facts.items() if k in problem.dims or k in problem.dtypes or v == "none"}
+    return Match(dims=FrozenMap(dims), dtypes=problem.dtypes, facts=FrozenMap(facts))
+
+
+def _row(match: Match, problem: Problem, winner: Winner) -> Row:
+    def ms(value: float) -> float:
+        return round(value, 5)  # Below any timer's resolution; short numbers read well in a diff.
+
+    low, high = winner.interval_ms
+    return Row(
+        match=match,
+        measured_at=problem.dims,
+        config=winner.config,
+        median_ms=ms(winner.median_ms),
+        interval_ms=(ms(low), ms(high)),
+        default=winner.default,
+        default_ms=None if winner.default_ms is None else ms(winner.default_ms),
+        gain=None if winner.gain is None else round(winner.gain, 4),
+        margin=None if winner.margin is None else round(winner.margin, 4),
+    )
+
+
+def bounded(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The rows of one table with the ranges of their ranging dims set, from the points at which they were measured.
+
+    A dim ranges where `match` holds a pair. One dim at a time, the boundary between neighbouring points is their
+    geometric mean, rounded down; beyond the outermost points a row reaches at most a factor of 2. A range that would
+    take another row's own point is then cut in the same way, so every measured problem finds its own row.
+    """
+    families: dict[Any, list[Row]] = {}
+    for row in rows:
+        ranging = _ranging(row)
+        exact = FrozenMap((k, v) for k, v in row.match.dims.items() if k not in ranging)
+        families.setdefault((ranging, exact, row.match.dtypes, row.match.facts), []).append(row)
+    return tuple(row for (ranging, *_), family in families.items() for row in _bound_family(family, ranging))
+
+
+def _ranging(row: Row) -> tuple[str, ...]:
+    return tuple(sorted(name for name, value in row.match.dims.items() if isinstance(value, tuple)))
+
+
+def _bound_family(family: Sequence[Row], ranging: Sequence[str]) -> Iterator[Row]:
+    points: list[dict[str, int]] = [{name: int(row.measured_at[name] or 0) for name in ranging} for row in family]
+    boxes = [{name: _reach(point, name, points) for name in ranging} for point in points]
+    for here, a in enumerate(points):
+        for there, b in enumerate(points):
+            if here < there and (_inside(b, boxes[here]) or _inside(a, boxes[there])):
+                _part(a, boxes[here], b, boxes[there])
+    for row, box in zip(family, boxes, strict=True):
+        yield replace(row, match=replace(row.match, dims=FrozenMap({**row.match.dims, **box})))
+
+
+def _reach(point: Mapping[str, int], name: str, points: Sequence[Mapping[str, int]]) -> Bounds:
+    value = point[name]
+    if value < 1:
+        return value - 1, value
+    ladder = [p[name] for p in points if all(p[k] == v for k, v in point.items() if k != name) and p[name] > 0]
+    lower = max((v for v in ladder if v < value), default=None)
+    upper = min((v for v in ladder if v > value), default=None)
+    return value // 2 if lower is None else isqrt(lower * value), 2 * value if upper is None else isqrt(value * upper)
+
+
+def _inside(point: Mapping[str, int], box: Mapping[str, Bounds]) -> bool:
+    return bool(box) and all(lo < point[name] <= hi for name, (lo, hi) in box.items())
+
+
+def _part(a: Mapping[str, int], box_a: dict[str, Bounds], b: Mapping[str, int], box_b: dict[str, Bounds]) -> None:
+    """Cuts two boxes apart along the dim in which their points differ most."""
+    name = max(a, key=lambda k: max(a[k], b[k]) / max(1, min(a[k], b[k])))
+    (low, box_low), (high, box_high) = sorted(((a[name], box_a), (b[name], box_b)), key=lambda pair: pair[0])
+    if low == high:
+        return  # The same problem twice; the exporter refuses it.
+    cut = isqrt(max(0, low) * high)
+    box_low[name] = (box_low[name][0], min(box_low[name][1], cut))
+    box_high[name] = (max(box_high[name][0], cut), box_high[name][1])
+
+
+def update(old: Pack, new: Pack) -> Pack:
+    """An older pack after a new sweep: only what the sweep measured is replaced.
+
+    A row whose config the sweep confirmed stays as it was; tables of other kernels and devices stay byte for byte;
+    rows of the same kernel measured under another Triton stay until they are measured again; rows of another source of
+    the kernel go, because nothing can use them any more.
+
+    Raises:
+        UserError: the result would mix measured and replayed rows.
+    """
+    if len(sources := {*old.sources, *new.sources}) > 1:
+        raise UserError(
+            f"would mix {' and '.join(sorted(sources))} rows in one pack",
+            hint="export to another file, or remove this one",
+        )
+    fresh = {(t.kernel, t.device.key): t for t in new.tables}
+    tables: list[Table] = []
+    for table in old.tables:
+        place = table.kernel, table.device.key
+        swept = fresh.get(place)
+        if swept is None:
+            tables.append(table)
+        elif table.key == swept.key:
+            fresh[place] = _merge(table, swept)
+        elif table.source_hash == swept.source_hash:
+            measured = {row.identity for row in swept.rows}
+            if kept := tuple(row for row in table.rows if row.identity not in measured):
+                tables.append(replace(table, rows=kept))
+    return seal(Pack(tables=(*tables, *fresh.values())))
+
+
+def _merge(old: Table, new: Table) -> Table:
+    merged = {row.identity: row for row in old.rows}
+    for row in new.rows:
+        kept = merged.get(row.identity)
+        if kept is None or kept.config != row.config or _ranging(kept) != _ranging(row):
+            merged[row.identity] = row
+    rows = bounded(tuple(merged.values()))
+    return old if set(rows) == set(old.rows) else replace(new, rows=rows)
+
+
+def write_export(path: Path, pack: Pack) -> Pack:
+    """Writes a pack, or updates the one that is there; an unchanged pack is not touched.
+
+    Returns:
+        What the file holds now.
+
+    Raises:
+        PackError: the file that is there is not a sound pack; it is left as it is.
+        UserError: the file holds measured rows and the new ones are replayed, or the reverse.
+    """
+    if not path.exists():
+        write_atomic(path, dumps(pack).encode())
+        return pack
+    old = load_pack(path)
+    try:
+        merged = update(old, pack)
+    except UserError as e:
+        raise UserError(str(e.args[0]), file=str(path), hint=e.hint) from None
+    if merged != old:
+        write_atomic(path, dumps(merged).encode())
+    return merged

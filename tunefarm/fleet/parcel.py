@@ -1,0 +1,81 @@
+"""How a job and what it brings back cross a process boundary: as plain pickles, failures included."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tunefarm.errors import InfrastructureError
+from tunefarm.seams import Retire
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What a process answers to a job.
+
+    Attributes:
+        payload: pickle of what the job returned or, if `failed`, raised.
+        failed: it raised.
+        retire: the process is not to be used again.
+    """
+
+    payload: bytes
+    failed: bool = False
+    retire: bool = False
+
+
+def pack(job: Callable[[], Any]) -> bytes:
+    """The job as it travels.
+
+    Raises:
+        InfrastructureError: it cannot be pickled.
+    """
+    try:
+        return pickle.dumps(job)
+    except Exception as error:
+        raise InfrastructureError(
+            f"job {job!r} cannot be sent to a worker: {error}",
+            hint="a job is a module's function, or functools.partial of one with plain values",
+        ) from error
+
+
+def perform(payload: bytes) -> Reply:
+    """Does a packed job here. Whatever it raises, short of ending the process, is in the reply."""
+    try:
+        job = pickle.loads(payload)
+    except Exception as error:
+        return _failure(InfrastructureError(f"a worker cannot load its job: {type(error).__name__}: {error}"))
+    try:
+        value = job()
+    except Exception as error:
+        error.add_note("In the worker:\n" + traceback.format_exc().rstrip())
+        return _failure(error)
+    retire = isinstance(value, Retire)
+    try:
+        return Reply(payload=pickle.dumps(value.value if retire else value), retire=retire)
+    except Exception as error:
+        return _failure(
+            InfrastructureError(f"what a job returned cannot be sent back: {type(error).__name__}: {error}"), retire
+        )
+
+
+def open_reply(reply: Reply) -> tuple[Any, Exception | None]:
+    """(what the job returned, None) or (None, what it raised)."""
+    try:
+        value = pickle.loads(reply.payload)
+    except Exception as error:
+        return None, InfrastructureError(f"what a job brought back cannot be read: {type(error).__name__}: {error}")
+    return (None, value) if reply.failed else (value, None)
+
+
+def _failure(error: Exception, retire: bool = False) -> Reply:
+    try:
+        payload = pickle.dumps(error)
+        pickle.loads(payload)  # Some exceptions can be written but not read: their constructor wants more.
+    except Exception:
+        text = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+        payload = pickle.dumps(InfrastructureError(text))
+    return Reply(payload=payload, failed=True, retire=retire)

@@ -1,0 +1,150 @@
+"""A worker's post: the jobs that wait there, and the process that does them one by one.
+
+What a process is, and how it is reached, is the tenant's business (`inline`, `ray`); the order of jobs, cancelling,
+replacing a process and closing are the same for all and written here once.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from tunefarm.errors import InfrastructureError, WorkerLost
+from tunefarm.fleet.parcel import Reply, open_reply, pack
+
+
+class Process(Protocol):
+    """Something that does one job at a time and keeps its modules warm in between."""
+
+    def exchange(self, payload: bytes) -> Reply:
+        """Does a packed job and waits for the reply.
+
+        Raises:
+            WorkerLost: the process died or was killed.
+            InfrastructureError: it never came up.
+        """
+        ...
+
+    def kill(self) -> None:
+        """Ends it at once, from any thread and as often as wanted; an exchange under way raises `WorkerLost`."""
+        ...
+
+    def bury(self) -> None:
+        """Waits until a killed process is gone."""
+        ...
+
+
+class Post:
+    """Where one worker's jobs run, in a thread of its own that starts with the first job, as the process does.
+
+    Args:
+        name: the worker's.
+        start: begins a fresh process, without waiting for it.
+    """
+
+    def __init__(self, name: str, start: Callable[[], Process]) -> None:
+        self._name = name
+        self._start = start
+        self._waiting: queue.SimpleQueue[tuple[bytes, Future[Any]] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._process: Process | None = None
+        self._running: Future[Any] | None = None
+        self._closed = False
+
+    def submit(self, job: Callable[[], Any]) -> Future[Any]:
+        """Does the job after those that wait already.
+
+        Raises:
+            InfrastructureError: the job cannot be pickled, or the post is closed.
+        """
+        payload = pack(job)
+        # The future stays pending until its job is done: only so can it be cancelled while the job runs.
+        future: Future[Any] = Future()
+        future.add_done_callback(self._on_done)
+        with self._lock:
+            if self._closed:
+                raise InfrastructureError(f"{self._name} takes no jobs: the fleet is closed")
+            self._waiting.put((payload, future))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread.start()
+        return future
+
+    def stop(self) -> None:
+        """Kills the process and takes no more jobs; those that wait are lost."""
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                self._process.kill()
+            self._waiting.put(None)
+
+    def join(self) -> None:
+        """Waits until a stopped post has ended."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _on_done(self, future: Future[Any]) -> None:
+        with self._lock:
+            if self._running is future and future.cancelled() and self._process is not None:
+                self._process.kill()
+
+    def _work(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            payload, future = item
+            try:
+                process = self._take_up(future)
+                if process is None:
+                    continue
+                answer: Reply | InfrastructureError = process.exchange(payload)
+            except InfrastructureError as error:
+                answer = error
+            except Exception as error:  # No memory for a process, no disk for its words: whoever waits must hear it.
+                answer = InfrastructureError(f"{self._name} cannot work: {type(error).__name__}: {error}")
+            self._put_down(future, answer)
+        self._discard()
+
+    def _take_up(self, future: Future[Any]) -> Process | None:
+        """The process for a job, started if need be; None if the job was cancelled while it waited."""
+        with self._lock:
+            if future.cancelled():
+                future.set_running_or_notify_cancel()
+                return None
+            if self._closed:
+                raise WorkerLost(f"{self._name} was closed before it came to this job")
+            self._process = self._process or self._start()
+            self._running = future
+            return self._process
+
+    def _put_down(self, future: Future[Any], answer: Reply | InfrastructureError) -> None:
+        """Replaces the process where it must be, then answers. From here on the job cannot be cancelled."""
+        with self._lock:
+            self._running = None
+        wanted = future.set_running_or_notify_cancel()
+        if not wanted or isinstance(answer, InfrastructureError) or answer.retire:
+            self._discard()
+        if wanted:
+            value, error = (None, answer) if isinstance(answer, InfrastructureError) else open_reply(answer)
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
+
+    def _discard(self) -> None:
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.bury()
+
+
+def close_all(posts: Iterable[Post]) -> None:
+    """Stops all posts, then waits for each."""
+    posts = tuple(posts)
+    for post in posts:
+        post.stop()
+    for post in posts:
+        post.join()

@@ -1,0 +1,283 @@
+"""The fleet of a Ray cluster: one of this machine that lives as long as the fleet, or one that is there already."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from tunefarm.device import Device
+from tunefarm.errors import InfrastructureError, SpecError, WorkerLost
+from tunefarm.fleet.cpus import available_cpus
+from tunefarm.fleet.parcel import Reply, perform
+from tunefarm.fleet.post import Post, close_all
+from tunefarm.seams import Worker
+
+_TOKEN = secrets.token_hex(32)
+"""What a local cluster asks of its callers; one for all, because Ray reads it once per process."""
+
+_REACH_S = 10.0
+
+
+class Actor:
+    """What a worker's process runs on the cluster.
+
+    Args:
+        environment: variables to set before the first job is loaded.
+        path: the driver's module search path; what is not there is no harm.
+    """
+
+    def __init__(self, environment: Mapping[str, str], path: Sequence[str]) -> None:
+        os.environ.update(environment)
+        sys.path.extend(entry for entry in path if entry not in sys.path)
+
+    def ready(self) -> None:
+        """Answering at all says that the process is up."""
+
+    def perform(self, payload: bytes) -> Reply:
+        """Does a packed job."""
+        return perform(payload)
+
+
+class RayProcess:
+    """One actor. It is never restarted by Ray: a lost one is replaced, so no answer can come from an earlier life.
+
+    Args:
+        name: the worker's.
+        options: Ray's options of the actor: what it takes up of the cluster.
+        environment: variables set before its first job.
+        startup_s: how long it may take to come up.
+    """
+
+    def __init__(self, name: str, options: Mapping[str, Any], environment: Mapping[str, str], startup_s: float) -> None:
+        import ray
+
+        self._name = name
+        self._options = options
+        self._startup_s = startup_s
+        self._is_up = False
+        remote = ray.remote(Actor).options(max_restarts=0, max_task_retries=0, **options)
+        self._actor = remote.remote(dict(environment), list(sys.path))
+
+    def exchange(self, payload: bytes) -> Reply:
+        """Does a packed job and waits for the reply.
+
+        Raises:
+            WorkerLost: the actor died or was killed.
+            InfrastructureError: it died, or found no place on the cluster in time, before it was ready.
+        """
+        import ray
+
+        if not self._is_up:
+            self._await_up()
+        try:
+            reply = ray.get(self._actor.perform.remote(payload))
+        except ray.exceptions.RayError as error:
+            raise WorkerLost(f"{self._name} died while it held a job: {_last_line(error)}") from error
+        assert isinstance(reply, Reply)
+        return reply
+
+    def kill(self) -> None:
+        """Ends the actor at once."""
+        import ray
+
+        if ray.is_initialized():  # Otherwise the call would start a cluster of its own.
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(self._actor)
+
+    def bury(self) -> None:
+        """Nothing to wait for: a successor starts when the cluster has got the resources back."""
+
+    def _await_up(self) -> None:
+        import ray
+
+        try:
+            ray.get(self._actor.ready.remote(), timeout=self._startup_s)
+        except ray.exceptions.GetTimeoutError:
+            wanted = ", ".join(f"{k.removeprefix('num_')}={v}" for k, v in self._options.items() if v)
+            raise InfrastructureError(
+                f"{self._name} did not start within {self._startup_s:g} s: it needs {wanted or 'a free process'}; "
+                f"free on the cluster: {_describe(ray.available_resources())}",
+                hint="free the cluster, or ask for fewer workers",
+            ) from None
+        except ray.exceptions.RayError as error:
+            raise InfrastructureError(f"{self._name} died before it was ready: {_last_line(error)}") from error
+        self._is_up = True
+
+
+class RayFleet:
+    """Build workers on the CPUs of a cluster, and one measuring worker per GPU or some that replay.
+
+    A local cluster has no dashboard, sends no usage statistics, and asks every caller for a token that only this
+    process and its children know; it ends with the fleet. Processes start with their first job, those on GPUs at
+    once, because only they can say what GPU they hold.
+
+    Args:
+        address: of a running cluster; None for a local one. If this process has joined a cluster already, that
+            is used and left running.
+        probe: run on each measuring worker, which then holds one GPU, to learn its device. None for measuring
+            workers that replay, and hold none.
+        num_measure: measuring workers; one per GPU, or one that replays, if left out.
+        num_builders: build workers; one per CPU if left out.
+        startup_s: how long a process may take to come up.
+        log_to_driver: whether what jobs print is shown here.
+
+    Raises:
+        SpecError: the cluster cannot have as many workers as asked for, ever.
+        InfrastructureError: the cluster cannot be reached, or has no room in time.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        probe: Callable[[], Device] | None = None,
+        num_measure: int | None = None,
+        num_builders: int | None = None,
+        startup_s: float = 120.0,
+        log_to_driver: bool = False,
+    ) -> None:
+        self._workers: list[Worker] = []
+        self._posts: dict[str, Post] = {}
+        self._startup_s = startup_s
+        self._owns_cluster = _connect(address, use_gpus=probe is not None, log_to_driver=log_to_driver)
+        try:
+            num_cpus, num_gpus = _capacity(startup_s)
+            if probe is None:
+                num_measure = 1 if num_measure is None else num_measure
+            else:
+                num_measure = _fit(num_measure, num_gpus, "GPU")
+            for number in range(num_measure):
+                self._add("measure", number, {"num_cpus": 0, "num_gpus": 0 if probe is None else 1})
+            if probe is not None:
+                self._introduce(probe)
+            for number in range(_fit(num_builders, num_cpus, "CPU")):
+                self._add("build", number, {"num_cpus": 1})
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """The workers there are: measuring workers first."""
+        return tuple(self._workers)
+
+    def submit(self, job: Callable[[], Any], where: str) -> Future[Any]:
+        """Runs `job` on the worker named `where`, after what it already has; see `tunefarm.seams.Fleet`.
+
+        Raises:
+            InfrastructureError: the job cannot be pickled, or the fleet is closed.
+        """
+        return self._posts[where].submit(job)
+
+    def close(self) -> None:
+        """Ends all actors, and the cluster if it is the fleet's own. May be called twice."""
+        close_all(self._posts.values())
+        if self._owns_cluster:
+            import ray
+
+            self._owns_cluster = False
+            ray.shutdown()
+
+    def _add(self, role: str, number: int, options: Mapping[str, Any]) -> Worker:
+        # Ray's own rule on what a process without GPUs sees has changed between releases.
+        environment = {} if options.get("num_gpus") else {"CUDA_VISIBLE_DEVICES": ""}
+        worker = Worker(name=f"{role}-{number}", role=role, node=socket.gethostname() if self._owns_cluster else "")
+        self._posts[worker.name] = Post(
+            worker.name, partial(RayProcess, worker.name, options, environment, self._startup_s)
+        )
+        self._workers.append(worker)
+        return worker
+
+    def _introduce(self, probe: Callable[[], Device]) -> None:
+        """Starts the measuring workers, all at once, and learns where they are and which GPU they hold."""
+        answers = [self.submit(partial(_introduction, probe), worker.name) for worker in self._workers]
+        self._workers = [
+            replace(worker, device=device, node=node)
+            for worker, (device, node) in zip(self._workers, [answer.result() for answer in answers], strict=True)
+        ]
+
+
+def _introduction(probe: Callable[[], Device]) -> tuple[Device, str]:
+    return probe(), socket.gethostname()
+
+
+def _connect(address: str | None, *, use_gpus: bool, log_to_driver: bool) -> bool:
+    """Joins a cluster or starts one here; True if it was started here."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+
+    if ray.is_initialized():
+        return False
+    options: dict[str, Any] = {"address": address}
+    if address is not None:
+        _reach(address)
+    else:
+        # Ray would write a token into the home directory, which may be read-only and outlives the cluster.
+        os.environ["RAY_AUTH_TOKEN"] = _TOKEN
+        options = {
+            "address": "local",
+            "num_cpus": available_cpus(),
+            "num_gpus": None if use_gpus else 0,
+            "include_dashboard": False,
+        }
+    # `log_to_driver` does not cover Ray's own words on dead workers, which would go to standard output.
+    ray._private.worker._worker_logs_enabled = log_to_driver
+    try:
+        ray.init(logging_level=logging.ERROR, log_to_driver=log_to_driver, **options)
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        raise InfrastructureError(f"no Ray cluster at {address or 'this machine'}: {error}") from error
+    return address is None
+
+
+def _reach(address: str) -> None:
+    """Ray itself tries for many minutes before it says that nobody listens at an address."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=_REACH_S).close()
+        except OSError as error:
+            raise InfrastructureError(
+                f"no Ray cluster at {address}: {error}", hint="is it up, and the port right?"
+            ) from error
+
+
+def _capacity(startup_s: float) -> tuple[int, int]:
+    """(CPUs, GPUs) of the cluster; its nodes may need a moment to say what they have."""
+    import ray
+
+    give_up_s = time.monotonic() + startup_s
+    while not (total := ray.cluster_resources()).get("CPU"):
+        if time.monotonic() > give_up_s:
+            raise InfrastructureError(f"the Ray cluster has no CPUs: {_describe(total)}")
+        time.sleep(0.1)
+    return int(total["CPU"]), int(total.get("GPU", 0))
+
+
+def _fit(wanted: int | None, there: int, what: str) -> int:
+    if there == 0 and what == "GPU":
+        raise SpecError("the cluster has no GPU", hint="replay a landscape, or join a cluster with GPUs by its address")
+    if wanted is not None and wanted > there:
+        raise SpecError(
+            f"{wanted} workers with one {what} each were asked for, and the cluster has {there}",
+            hint="ask for fewer, or let tunefarm take what there is",
+        )
+    return there if wanted is None else wanted
+
+
+def _last_line(error: Exception) -> str:
+    """What Ray says of the cause; the lines before it are ids."""
+    return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+
+
+def _describe(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{name}={resources.get(name, 0):g}" for name in ("CPU", "GPU"))

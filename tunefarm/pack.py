@@ -1,0 +1,347 @@
+"""Pack: the file training code loads. Which config each kernel uses, by device and by the facts of the call.
+
+{"format": "tunefarm-pack", "version": 1, "digest", "tables": [
+   {"kernel", "source_hash", "device": {...}, "key", "key_parts": {...}, "provenance": {...}, "digest", "rows": [
+      {"match": {"dims": {name: value | [lo, hi]}, "dtypes": {...}, "facts": {...}}, "measured_at": {name: value},
+       "config": {"params": {...}, "options": {...}}, "median_ms", "interval_ms", "default", "default_ms", "gain",
+       "margin"}]}]}
+
+Rows stand one a line and sorted, so that a pack reads well in the diff of a pull request. Data only: reading a pack
+runs nothing and opens no other file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from types import NoneType
+from typing import Any, TypeAlias
+
+from tunefarm.config import Config, Value
+from tunefarm.device import Device
+from tunefarm.document import digest, one_row_a_line, parse_json, read_text
+from tunefarm.errors import PackError, UserError
+from tunefarm.frozen import FrozenMap
+
+FORMAT, VERSION = "tunefarm-pack", 1
+MAX_BYTES = 64 << 20
+
+Bounds: TypeAlias = tuple[int, int]
+"""(lo, hi]: the integers above lo up to hi."""
+
+SOURCES = ("measured", "replayed")
+_SCALAR = (bool, int, float, str, NoneType)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """The calls a row is for.
+
+    Attributes:
+        dims: by argument name the exact value, or the range (lo, hi] in which it must lie.
+        dtypes: element type of each tensor argument.
+        facts: what the compiler specialises on, exactly: a dim or pointer that is not listed must not be `div16` (or
+            `one`). `none` stands for an absent argument.
+    """
+
+    dims: FrozenMap[Value | Bounds] = field(default_factory=FrozenMap)
+    dtypes: FrozenMap[str] = field(default_factory=FrozenMap)
+    facts: FrozenMap[str] = field(default_factory=FrozenMap)
+
+    @property
+    def label(self) -> str:
+        """For people: `n_cols in (724, 1448], x bf16`."""
+        dims = [f"{k} in ({v[0]}, {v[1]}]" if isinstance(v, tuple) else f"{k}={v}" for k, v in self.dims.items()]
+        facts = [f"{k} {v}" for k, v in sorted(self.facts.items())]
+        return ", ".join(dims + sorted(set(self.dtypes.values())) + facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One answer.
+
+    Attributes:
+        match: the calls it is for.
+        measured_at: the dims of the problem that was measured; with the dtypes and facts of `match` its identity.
+        config: what to use.
+        median_ms: in the finals.
+        interval_ms: 95 % interval of the median.
+        default: the config used without tuning, or None.
+        default_ms: its median in the same finals, or None.
+        gain: default_ms / median_ms, or None.
+        margin: runner-up's median over the winner's, minus 1, or None.
+    """
+
+    match: Match
+    measured_at: FrozenMap[Value]
+    config: Config
+    median_ms: float
+    interval_ms: tuple[float, float]
+    default: Config | None = None
+    default_ms: float | None = None
+    gain: float | None = None
+    margin: float | None = None
+
+    @property
+    def identity(self) -> tuple[FrozenMap[Any], ...]:
+        """Equal for two rows of one table that answer the same measured problem."""
+        return self.measured_at, self.match.dtypes, self.match.facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where rows come from.
+
+    Attributes:
+        sweep: name of the experiment.
+        experiment: digest of the experiment as it was swept.
+        toolchain: versions of torch, triton, python, driver under which the times were taken.
+        timer: how they were taken.
+        source: `measured` or `replayed`.
+        tunefarm: the release that wrote them.
+        created: ISO date.
+    """
+
+    sweep: str
+    experiment: str
+    toolchain: FrozenMap[str]
+    timer: str
+    source: str
+    tunefarm: str
+    created: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """The rows of one kernel on one device.
+
+    Attributes:
+        kernel: name of the kernel.
+        source_hash: of the kernel and of what it calls.
+        device: where the rows were measured.
+        key_parts: what `key` is taken over (`source_hash`, `backend_options`, `triton`, `capability`), so that a
+            mismatch can be explained.
+        provenance: where the rows come from.
+        rows: first match wins.
+        key: SHA-256 of the key parts; set by `seal`.
+        digest: over everything in the table; set by `seal`.
+    """
+
+    kernel: str
+    source_hash: str
+    device: Device
+    key_parts: FrozenMap[Any]
+    provenance: Provenance
+    rows: tuple[Row, ...]
+    key: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pack:
+    """What training code loads.
+
+    Attributes:
+        tables: by kernel, device and key.
+        digest: one for all; equal digests on all ranks mean equal choices on all ranks.
+    """
+
+    tables: tuple[Table, ...]
+    digest: str = ""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """`measured`, `replayed`: normally one of them."""
+        return tuple(sorted({table.provenance.source for table in self.tables}))
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in all tables."""
+        return sum(len(table.rows) for table in self.tables)
+
+
+def seal(pack: Pack) -> Pack:
+    """The pack in its one order, with keys and digests set."""
+    tables = [_seal_table(table) for table in pack.tables]
+    ordered = tuple(sorted(tables, key=lambda t: (t.kernel, t.device.key, t.key)))
+    return Pack(tables=ordered, digest=digest([t.digest for t in ordered]))
+
+
+def _seal_table(table: Table) -> Table:
+    rows = tuple(sorted(table.rows, key=_row_order))
+    table = replace(table, rows=rows, key=digest(_plain(table.key_parts)), digest="")
+    return replace(table, digest=digest([_table_head(table), [_plain(row) for row in rows]]))
+
+
+def _row_order(row: Row) -> tuple[Any, ...]:
+    def numeric(value: Value) -> tuple[bool, float, str]:
+        number = isinstance(value, int | float)
+        return not number, float(value) if isinstance(value, int | float) else 0.0, str(value)
+
+    match = row.match
+    pointers = [name for name in match.facts if name in match.dtypes]
+    facts = sorted(item for item in match.facts.items() if item[0] not in match.dtypes)
+    dims = [(name, numeric(value)) for name, value in sorted(row.measured_at.items())]
+    # A trace cannot see alignment and takes the first row: the one measured with aligned pointers, as they mostly are.
+    return sorted(match.dtypes.items()), facts, dims, -len(pointers), sorted(pointers)
+
+
+def dumps(pack: Pack) -> str:
+    """The text of a sealed pack: equal packs give equal bytes."""
+    tables = ",\n".join(
+        one_row_a_line({**_table_head(t), "digest": t.digest}, [_plain(r) for r in t.rows], "rows").rstrip()
+        for t in pack.tables
+    )
+    return f'{{"format": "{FORMAT}", "version": {VERSION},\n"digest": "{pack.digest}",\n"tables": [\n{tables}\n]}}\n'
+
+
+def _table_head(table: Table) -> dict[str, Any]:
+    names = ("kernel", "source_hash", "device", "key", "key_parts", "provenance")
+    return {name: _plain(getattr(table, name)) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Config | Device):
+        return value.to_json()
+    if isinstance(value, Row | Match | Provenance):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, tuple | list) else value
+
+
+def load_pack(path: Path | str) -> Pack:
+    """Reads and checks a pack.
+
+    Raises:
+        PackError: the file is missing, damaged, changed by hand, of another format or of a newer version.
+    """
+    where = str(path)
+    data = parse_json(read_text(Path(path), error=PackError, max_bytes=MAX_BYTES), where=where, error=PackError)
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise PackError("is not a tunefarm pack", file=where, hint="packs are written by `tunefarm sweep`")
+    if data.get("version") != VERSION:
+        hint = "update tunefarm" if isinstance(data.get("version"), int) else "export it again"
+        raise PackError(f"has version {data.get('version')!r}, this release reads {VERSION}", file=where, hint=hint)
+    read = _Reader(where)
+    pack = Pack(
+        tables=tuple(
+            _read_table(read, table, f"tables[{i}]") for i, table in enumerate(read.get(data, "tables", list, ""))
+        ),
+        digest=read.get(data, "digest", str, ""),
+    )
+    try:
+        sealed = seal(pack)
+    except ValueError as e:  # an infinity such as 1e999, or half a surrogate pair
+        raise PackError(f"holds a value that is no plain data: {e}", file=where, hint="export it again") from None
+    for i, (table, expected) in enumerate(zip(pack.tables, sealed.tables, strict=True)):
+        if (table.key, table.digest) != (expected.key, expected.digest):
+            raise PackError(
+                f"does not match its digest: the table of {table.kernel} was changed after export",
+                file=where, key=f"tables[{i}]", hint="export it again",
+            )  # fmt: skip
+    if pack.digest != sealed.digest:
+        raise PackError(
+            "does not match its digest: tables were changed after export", file=where, hint="export it again"
+        )
+    return sealed
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Takes fields out of parsed JSON and names file, place and defect where one is not as it should be."""
+
+    file: str
+
+    def get(self, data: Any, name: str, kind: type | tuple[type, ...], at: str) -> Any:
+        key = f"{at}.{name}".strip(".")
+        if not isinstance(data, dict):
+            raise self.error(at, f"must be an object, is {type(data).__name__}")
+        if name not in data:
+            raise self.error(key, "is missing")
+        return self.checked(data[name], kind, key)
+
+    def checked(self, value: Any, kind: type | tuple[type, ...], at: str) -> Any:
+        # A bool is an int to isinstance, and never one in a pack.
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not _SCALAR):
+            raise self.error(at, f"is of the wrong type ({type(value).__name__})")
+        return value
+
+    def pair(self, value: Any, kind: type | tuple[type, ...], at: str) -> tuple[Any, Any]:
+        if not isinstance(value, list) or len(value) != 2:
+            raise self.error(at, "must be a pair of numbers")
+        return self.checked(value[0], kind, at), self.checked(value[1], kind, at)
+
+    def scalar(self, value: Any, at: str) -> Value:
+        scalar: Value = self.checked(value, _SCALAR, at)
+        return scalar
+
+    def scalars(self, data: Any, name: str, at: str) -> FrozenMap[Any]:
+        values = self.get(data, name, dict, at)
+        return FrozenMap({k: self.scalar(v, f"{at}.{name}.{k}") for k, v in values.items()})
+
+    def strings(self, data: Any, name: str, at: str) -> FrozenMap[str]:
+        values = self.get(data, name, dict, at)
+        return FrozenMap({k: self.checked(v, str, f"{at}.{name}.{k}") for k, v in values.items()})
+
+    def config(self, data: Any, at: str) -> Config:
+        parts = {part: self.scalars(data, part, at) for part in ("params", "options")}
+        try:
+            return Config(**parts)
+        except UserError as e:
+            raise self.error(at, str(e)) from None
+
+    def error(self, key: str, message: str) -> PackError:
+        return PackError(message, file=self.file, key=key, hint="export it again")
+
+
+def _read_table(read: _Reader, data: Any, at: str) -> Table:
+    device = read.get(data, "device", dict, at)
+    for name, kind in (("arch", str), ("name", str), ("num_sms", int), ("shared_bytes", int)):
+        read.get(device, name, kind, f"{at}.device")
+    origin = read.get(data, "provenance", dict, at)
+    place = f"{at}.provenance"
+    names = ("sweep", "experiment", "timer", "source", "tunefarm", "created")
+    provenance = Provenance(
+        toolchain=read.strings(origin, "toolchain", place), **{n: read.get(origin, n, str, place) for n in names}
+    )
+    if provenance.source not in SOURCES:
+        raise read.error(f"{place}.source", f"is {provenance.source!r}, not one of {', '.join(SOURCES)}")
+    key_parts = read.get(data, "key_parts", dict, at)
+    return Table(
+        kernel=read.get(data, "kernel", str, at),
+        source_hash=read.get(data, "source_hash", str, at),
+        device=Device.from_json(device),
+        key_parts=FrozenMap({k: FrozenMap(v) if isinstance(v, dict) else v for k, v in key_parts.items()}),
+        provenance=provenance,
+        rows=tuple(
+            _read_row(read, row, f"{at}.rows[{i}]") for i, row in enumerate(read.get(data, "rows", list, at))
+        ),
+        key=read.get(data, "key", str, at),
+        digest=read.get(data, "digest", str, at),
+    )  # fmt: skip
+
+
+def _read_row(read: _Reader, data: Any, at: str) -> Row:
+    match = read.get(data, "match", dict, at)
+    dims: dict[str, Value | Bounds] = {}
+    for name, value in read.get(match, "dims", dict, f"{at}.match").items():
+        if isinstance(value, list):
+            dims[name] = read.pair(value, int, f"{at}.match.dims.{name}")
+        else:
+            dims[name] = read.scalar(value, f"{at}.match.dims.{name}")
+    default = read.get(data, "default", (dict, NoneType), at)
+    return Row(
+        match=Match(
+            dims=FrozenMap(dims),
+            dtypes=read.strings(match, "dtypes", f"{at}.match"),
+            facts=read.strings(match, "facts", f"{at}.match"),
+        ),
+        measured_at=read.scalars(data, "measured_at", at),
+        config=read.config(read.get(data, "config", dict, at), f"{at}.config"),
+        median_ms=read.get(data, "median_ms", (float, int), at),
+        interval_ms=read.pair(read.get(data, "interval_ms", list, at), (float, int), f"{at}.interval_ms"),
+        default=None if default is None else read.config(default, f"{at}.default"),
+        **{name: read.get(data, name, (float, int, NoneType), at) for name in ("default_ms", "gain", "margin")},
+    )

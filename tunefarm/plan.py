@@ -1,0 +1,241 @@
+"""The plan of a sweep: its studies, each with its candidates and with what removed the others. No GPU, no compiling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tunefarm import landscape as landscapes
+from tunefarm.bench.launch import Launch, default_config, learn
+from tunefarm.bench.legality import illegal, screen
+from tunefarm.bench.tensors import make_inputs
+from tunefarm.config import Config, Value
+from tunefarm.device import Device, nominal
+from tunefarm.errors import LandscapeError, SpecError
+from tunefarm.frozen import FrozenMap
+from tunefarm.problem import Problem
+from tunefarm.source import source_hash
+from tunefarm.spec.experiment import Experiment, Resolved
+from tunefarm.spec.sections import DeviceSpec, ProblemSpec
+from tunefarm.spec.workload import Workload
+from tunefarm.study import Study
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A device of the plan and how its times will be had.
+
+    Attributes:
+        device: the device.
+        meter: `gpu`, `replay`, or empty when there is nothing to measure with.
+        landscape: the file to replay.
+    """
+
+    device: Device
+    meter: str = ""
+    landscape: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStudy:
+    """A study before anything is built.
+
+    Attributes:
+        study: what is competed for.
+        target: on what, and how it is measured.
+        candidates: legal configs, the default among them if it is legal.
+        default: the config used without tuning; None if it is unknown or illegal.
+        num_points: points of the space.
+        removed: how many of them each rule or constraint removed.
+        unused: values of the space that no candidate uses.
+        skipped: why there is nothing to tune, or empty.
+        num_bytes: compulsory traffic of a call, 0 where unknown.
+        flops: arithmetic of a call, 0 where unknown.
+    """
+
+    study: Study
+    target: Target
+    candidates: tuple[Config, ...] = ()
+    default: Config | None = None
+    num_points: int = 0
+    removed: FrozenMap[int] = field(default_factory=FrozenMap)
+    unused: tuple[tuple[str, Value], ...] = ()
+    skipped: str = ""
+    num_bytes: float = 0.0
+    flops: float = 0.0
+
+
+def choose_targets(experiment: Experiment, live: Sequence[Device], meter: str = "auto") -> list[Target]:
+    """What each device entry of an experiment stands for here.
+
+    Args:
+        experiment: whose devices.
+        live: GPUs at hand.
+        meter: `auto` (a live GPU if there is one, else the landscape), `gpu`, or `replay`.
+
+    Raises:
+        SpecError: a landscape of another arch, or `meter` asks for what is not there.
+        LandscapeError: a landscape cannot be read.
+    """
+    targets: list[Target] = []
+    for position, spec in enumerate(experiment.devices):
+        for target in _targets_of(experiment, spec, position, live, meter):
+            if target.device not in [t.device for t in targets]:
+                targets.append(target)
+    return targets
+
+
+def _targets_of(
+    experiment: Experiment, spec: DeviceSpec, position: int, live: Sequence[Device], meter: str
+) -> list[Target]:
+    found = [device for device in live if device.arch == spec.arch]
+    if found and meter != "replay":
+        return [Target(device=device, meter="gpu") for device in dict.fromkeys(found)]
+    if spec.landscape is not None and meter != "gpu":
+        recording = landscapes.load_cached(str(spec.landscape))
+        if recording.device.arch != spec.arch:
+            raise experiment.error(
+                f"devices[{position}].landscape",
+                f"{spec.landscape} was recorded on {recording.device.arch}, not {spec.arch}",
+                "name a landscape of this arch",
+            )
+        return [Target(device=recording.device, meter="replay", landscape=str(spec.landscape))]
+    return [Target(device=nominal(spec.arch))]
+
+
+def require_meter(experiment: Experiment, targets: Sequence[Target]) -> None:
+    """Refuses a sweep in which nothing at all could be measured.
+
+    Raises:
+        SpecError: there is no GPU of any wanted arch, and no landscape.
+    """
+    if not any(target.meter for target in targets):
+        archs = ", ".join(dict.fromkeys(target.device.arch for target in targets))
+        raise experiment.error(
+            "devices",
+            f"nothing to measure with: no GPU of {archs} here, and no landscape is named",
+            "run on such a GPU, or give an entry `landscape: FILE` recorded with `tunefarm record`",
+        )
+
+
+def check_landscape(target: Target, workload: Workload) -> None:
+    """Refuses to replay what another kernel did.
+
+    Raises:
+        LandscapeError: the landscape records another kernel, or another text of this one.
+    """
+    recording = landscapes.load_cached(target.landscape)
+    current = source_hash(workload.kernel)
+    if recording.source_hash != current:
+        raise LandscapeError(
+            f"records kernel {recording.kernel} with source hash {recording.source_hash[:12]}, the workload's kernel "
+            f"{workload.signature.kernel} has {current[:12]}",
+            file=target.landscape,
+            hint="the kernel has changed since: record it again with `tunefarm record` on a GPU",
+        )
+
+
+def plan(resolved: Resolved, targets: Sequence[Target]) -> list[PlannedStudy]:
+    """The studies of a sweep, device by device, in the order of the experiment's problems.
+
+    Raises:
+        SpecError: the workload's call cannot be followed for some problem.
+        LandscapeError: a landscape is stale.
+    """
+    studies = []
+    for target in targets:
+        if target.meter == "replay":
+            check_landscape(target, resolved.workload)
+        studies += [_plan_study(resolved, target, spec) for spec in resolved.experiment.problems]
+    return studies
+
+
+def _plan_study(resolved: Resolved, target: Target, spec: ProblemSpec) -> PlannedStudy:
+    workload, device = resolved.workload, target.device
+    variables = spec.variables
+    if empty := _empty(workload, variables):
+        study = Study(
+            workload=workload.name, device=device, problem=_empty_problem(variables), variables=variables,
+            weight=spec.weight,
+        )  # fmt: skip
+        return PlannedStudy(study=study, target=target, skipped=empty)
+    launch = learn(workload, make_inputs(workload, variables, "meta"), workload.default, device.target)
+    problem = launch.problem(workload.key)
+    points = resolved.space.points(variables, device)
+    configs = _prune(workload, launch, points.configs)
+    candidates, broken = screen(configs, workload, device, problem.dtypes.values())
+    default = _default(workload, launch, resolved)
+    if default is not None and illegal(default, workload, device, problem.dtypes.values()):
+        default = None
+    if default is not None and default not in candidates:
+        candidates = (default, *candidates)
+    removed = {**points.removed, **broken}
+    if pruned := len(points.configs) - len(configs):
+        removed["early_config_prune of the kernel"] = pruned
+    return PlannedStudy(
+        study=Study(
+            workload=workload.name, device=device, problem=problem, variables=variables, weight=spec.weight
+        ),
+        target=target,
+        candidates=candidates,
+        default=default,
+        num_points=points.total,
+        removed=FrozenMap(removed),
+        unused=_unused(resolved, candidates),
+        num_bytes=_estimate(workload, "num_bytes", variables),
+        flops=_estimate(workload, "flops", variables),
+    )  # fmt: skip
+
+
+def _empty(workload: Workload, variables: FrozenMap[Value]) -> str:
+    import torch
+
+    for name, value in make_inputs(workload, variables, "meta").items():
+        if isinstance(value, torch.Tensor) and value.numel() == 0:
+            return f"empty problem: input {name} has shape {list(value.shape)}"
+    return ""
+
+
+def _empty_problem(variables: FrozenMap[Value]) -> Problem:
+    return Problem(dims=FrozenMap({k: v for k, v in variables.items() if k != "dtype"}))
+
+
+def _prune(workload: Workload, launch: Launch, configs: tuple[Config, ...]) -> tuple[Config, ...]:
+    autotuned = workload.autotuned
+    if autotuned is None or autotuned.early_config_prune is None or not set(configs) <= set(autotuned.configs):
+        # The kernel's own pruning knows only the configs it declares; a space of one's own stands by itself.
+        return configs
+    return autotuned.prune(configs, {n: v for n, v in launch.arguments.items() if n not in launch.config.params}, {})
+
+
+def _default(workload: Workload, launch: Launch, resolved: Resolved) -> Config | None:
+    known = default_config(workload)
+    if known is not None:
+        return known
+    # What the production call itself passes, as far as the space speaks of it.
+    names = set(resolved.space.domain)
+    flat = {name: value for name, value in launch.config.flat.items() if name in names}
+    return workload.signature.config(flat) if flat.keys() == names else None
+
+
+def _unused(resolved: Resolved, candidates: Sequence[Config]) -> tuple[tuple[str, Value], ...]:
+    used = {(name, value) for config in candidates for name, value in config.flat.items()}
+    return tuple(
+        (name, value)
+        for name, values in resolved.space.domain.items()
+        for value in values
+        if (name, value) not in used
+    )  # fmt: skip
+
+
+def _estimate(workload: Workload, what: str, variables: FrozenMap[Value]) -> float:
+    formula = getattr(workload, what)
+    if formula is None:
+        return 0.0
+    try:
+        return float(formula(**variables))
+    except Exception as e:
+        raise SpecError(
+            f"{what} of {workload.name} raised {type(e).__name__}: {e}",
+            hint=f"it is called with the problem's variables: {', '.join(variables)}",
+        ) from None

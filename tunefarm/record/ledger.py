@@ -1,0 +1,349 @@
+"""The ledger: the append-only record of a sweep, from which a killed sweep goes on.
+
+Format, version 1: one JSON object a line, UTF-8, sorted keys, `{"at_s", "data", "epoch", "event"}`. `at_s` is in unix
+seconds; `epoch` counts the drivers that have opened the file. In the data, `study` is a study's key, `config` a
+config's key, `rung` a fidelity (-1: before any measurement). What a sweep writes:
+
+| event | data |
+|---|---|
+| `epoch` | `format`, `version`, `sweep_id`, `identity`, `pid`, `host`: a driver has opened the ledger |
+| `changed` | `before`, `after`: the identity, when the same experiment was edited between two drivers |
+| `fresh` | nothing: what was measured before is no longer to be used |
+| `study` | `study`, `label`, `device`, `problem`, counts: a study begins |
+| `built` | `study`, `config`, `build` |
+| `merged` | `study`, `config`, `into`: equal builds, measured as the config named in `into` |
+| `measured` | `study`, `config`, `rung`, `measurement` |
+| `failed` | `study`, `config`, `rung`, `outcome`, `failure` |
+| `pruned` | `study`, `config`, `rung`, `reason` |
+| `promoted` | `study`, `config`, `rung`: goes on to this rung |
+| `bucket_closed` | `study`, `bucket`, `reason` and the evidence |
+| `finals` | `study`, `configs`, `measurements`, in the same order |
+| `winner` | `study`, `winner` |
+| `no_winner`, `skipped` | `study`, `status`, `reason` |
+| `export` | `path`, `digest`, `rows` |
+
+Two things keep drivers apart. While one is alive it holds a lock on a side file, and another is refused. Where locks do
+not work (some network file systems), or once the side file was replaced, the newest epoch in the side file wins: an
+older driver finds it before its next append and is fenced. Readers leave out what an older epoch wrote after a newer
+one had begun.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tunefarm.document import canonical, parse_json
+from tunefarm.errors import DocumentError, Fenced, LedgerError
+from tunefarm.record.memo import Memo
+
+FORMAT, VERSION = "tunefarm-ledger", 1
+_LINE_START = b'{"at_s":'
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
+
+log = logging.getLogger(__name__)
+
+
+class Scan:
+    """One pass over a ledger file: iterate for its good events; the attributes are complete afterwards.
+
+    Attributes:
+        num_events: good events.
+        num_damaged: lines that are no events; they are skipped.
+        num_stale: events that a fenced driver still wrote; they are skipped.
+        epoch: the newest epoch, 0 before the first.
+        opening: data of the newest `epoch` event, or None.
+        good_bytes: length of the file up to its last complete line.
+        torn: what follows it, the half-written line of a driver that was killed; empty for a clean file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.num_events = self.num_damaged = self.num_stale = self.epoch = self.good_bytes = 0
+        self.opening: dict[str, Any] | None = None
+        self.torn = b""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        self.torn = line
+                        break
+                    self.good_bytes += len(line)
+                    event = _parse(line, str(self._path))
+                    if event is None:
+                        self.num_damaged += 1
+                    elif event["epoch"] < self.epoch:
+                        self.num_stale += 1
+                    else:
+                        self._note(event)
+                        yield event
+        except OSError as e:
+            raise _unusable(self._path, "read", e) from None
+
+    def _note(self, event: dict[str, Any]) -> None:
+        self.num_events += 1
+        self.epoch = event["epoch"]
+        if event["event"] == "epoch" and event["data"].get("format") == FORMAT:
+            self.opening = event["data"]
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the file is something else than a ledger, or than the very first line of one, torn."""
+        if self.num_events or self.num_damaged:
+            return self.opening is None
+        return self.torn[: len(_LINE_START)] != _LINE_START[: len(self.torn)]
+
+
+def _parse(line: bytes, where: str) -> dict[str, Any] | None:
+    try:
+        event = parse_json(line.decode(), where=where)
+    except (DocumentError, UnicodeDecodeError):
+        return None
+    types = {"at_s": float, "data": dict, "epoch": int, "event": str}
+    if isinstance(event, dict) and all(isinstance(event.get(name), kind) for name, kind in types.items()):
+        return event
+    return None
+
+
+def _unusable(path: Path, verb: str, e: OSError) -> LedgerError:
+    hints = {
+        errno.ENOSPC: "free some space and give the same command again: it goes on where it stopped",
+        errno.EDQUOT: "free some space and give the same command again: it goes on where it stopped",
+        errno.EROFS: "it must lie in a folder you may write to",
+        errno.EACCES: "it must lie in a folder you may write to",
+        errno.EPERM: "it must lie in a folder you may write to",
+    }
+    return LedgerError(f"cannot be {verb}: {e.strerror}", file=str(path), hint=hints.get(e.errno or 0, ""))
+
+
+def side_file(path: Path) -> Path:
+    """The file beside a ledger that is locked by its driver and names the newest epoch."""
+    return path.with_name(path.name + ".lock")
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """Every event of a ledger, oldest first, whether or not a driver is writing it.
+
+    Raises:
+        LedgerError: the file is missing or unreadable.
+    """
+    yield from Scan(path)
+
+
+def open_ledger(path: Path, identity: Mapping[str, Any]) -> FileLedger:
+    """Opens a ledger for writing, as the only driver, and begins a new epoch in it.
+
+    Args:
+        path: the file; it and its folder are made if missing.
+        identity: what the sweep is. `experiment`, its name, must not change between drivers. `conditions` is a digest
+            of all that makes an old measurement worthless (kernel source, toolchain, timer, measured or replayed):
+            `FileLedger.memo` answers only what was recorded under the same. The rest (such as `digest`, of the whole
+            experiment) may change and is recorded when it does.
+
+    Raises:
+        LedgerError: another driver is at work, the ledger belongs to another experiment, the file is not a ledger,
+            or the folder cannot be written to. Nothing was changed then.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        side = _lock(side_file(path), path)
+    except OSError as e:
+        raise _unusable(path, "written", e) from None
+    try:
+        return FileLedger(path, side, dict(identity), _look(path, identity))
+    except OSError as e:
+        os.close(side)
+        raise _unusable(path, "written", e) from None
+    except BaseException:
+        os.close(side)
+        raise
+
+
+def _look(path: Path, identity: Mapping[str, Any]) -> Scan:
+    """Reads what earlier drivers left and judges whether this sweep may go on with it; changes nothing."""
+    past = Scan(path)
+    if not path.exists():
+        return past
+    for _ in past:
+        pass
+    if past.foreign:
+        raise LedgerError("is not a tunefarm ledger", file=str(path), hint="name another file for the sweep")
+    if past.opening is not None:
+        _compare(past.opening, identity, path)
+    if past.num_damaged or past.num_stale:
+        skipped = f"{past.num_damaged} damaged lines and {past.num_stale} of a driver that had been taken over"
+        log.warning("%s: skipped %s", path, skipped)
+    return past
+
+
+def _compare(opening: Mapping[str, Any], identity: Mapping[str, Any], path: Path) -> None:
+    if opening.get("version") != VERSION:
+        raise LedgerError(
+            f"has version {opening.get('version')!r}, this release reads {VERSION}",
+            file=str(path),
+            hint="update tunefarm",
+        )
+    name = opening["identity"].get("experiment")
+    if name != identity.get("experiment"):
+        raise LedgerError(
+            f"belongs to experiment {name!r}, not to {identity.get('experiment')!r}",
+            file=str(path),
+            hint="give this sweep a folder of its own, or rename the experiment",
+        )
+
+
+def _lock(side: Path, path: Path) -> int:
+    handle = os.open(side, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = _read_side(handle)
+        os.close(handle)
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["since_s"])) if holder else "?"
+        who = f"pid {holder['pid']} on {holder['host']} since {since}" if holder else "another driver"
+        raise LedgerError(
+            f"is being written by {who}",
+            file=str(path),
+            hint="wait for it or stop it, then give the same command again",
+        ) from None
+    except OSError as e:
+        if e.errno not in _NO_LOCKS:
+            os.close(handle)
+            raise
+        log.warning("%s: its file system has no locks; should two drivers meet, the newer one takes over", path)
+    return handle
+
+
+def _read_side(handle: int) -> dict[str, Any]:
+    """What the side file says: `epoch`, `pid`, `host`, `since_s`; empty before its first driver wrote it."""
+    try:
+        said = json.loads(os.pread(handle, 4096, 0).decode().strip() or "{}")
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) and {"epoch", "pid", "host", "since_s"} <= said.keys() else {}
+
+
+class FileLedger:
+    """A ledger in a file, held by this process; made by `open_ledger`.
+
+    Attributes:
+        path: the file.
+        epoch: number of this driver, from 1.
+        sweep_id: identity of the sweep, the same for all its drivers.
+        num_events: events that earlier drivers left; 0 for a new sweep.
+        changed: names of the parts of the identity that differ from the previous driver's.
+    """
+
+    def __init__(self, path: Path, side: int, identity: dict[str, Any], past: Scan) -> None:
+        self.path = path
+        self.epoch = 1 + max(past.epoch, int(_read_side(side).get("epoch", 0)))
+        self.num_events = past.num_events
+        before = past.opening or {"identity": identity}
+        self.sweep_id: str = before.get("sweep_id") or uuid.uuid4().hex[:12]
+        self.changed = tuple(name for name in identity if before["identity"].get(name) != identity[name])
+        self._conditions = identity.get("conditions", "")
+        self._side = side
+        self._size = past.good_bytes
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            if past.torn:
+                os.ftruncate(self._handle, self._size)
+            self._open_epoch(before["identity"], identity)
+        except BaseException:
+            os.close(self._handle)
+            raise
+
+    def _open_epoch(self, before: Mapping[str, Any], identity: dict[str, Any]) -> None:
+        host, pid = socket.gethostname(), os.getpid()
+        said = canonical({"epoch": self.epoch, "pid": pid, "host": host, "since_s": round(time.time(), 3)})
+        # One write of fixed length, in place: the lock lies on this very file, and a reader never sees half of it.
+        os.pwrite(self._side, said.ljust(512).encode() + b"\n", 0)
+        os.fsync(self._side)
+        opening = {"format": FORMAT, "version": VERSION, "sweep_id": self.sweep_id, "identity": identity}
+        self.append("epoch", {**opening, "pid": pid, "host": host})
+        if self.changed:
+            self.append("changed", {"before": before, "after": identity})
+        # A new file is durable only once its folder is.
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def append(self, event: str, data: Mapping[str, Any]) -> None:
+        """Writes one event durably; `extend` says more."""
+        self.extend([(event, data)])
+
+    def extend(self, events: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """Writes a batch of (event, data) durably, at the cost of one flush to disk.
+
+        Raises:
+            Fenced: a newer driver has opened this ledger, or somebody has moved or deleted it.
+            LedgerError: the disk is full or fails; the file is left as it was before the batch.
+            ValueError: data that JSON cannot hold, NaN and infinities among it.
+        """
+        if self._handle < 0:
+            raise LedgerError("is closed", file=str(self.path))
+        at_s = round(time.time(), 3)
+        lines = [
+            canonical({"at_s": at_s, "epoch": self.epoch, "event": event, "data": dict(data)}) + "\n"
+            for event, data in events
+        ]
+        batch = "".join(lines).encode()
+        self._check()
+        try:
+            written = 0
+            while written < len(batch):
+                written += os.write(self._handle, batch[written:])
+            os.fsync(self._handle)
+        except OSError as e:
+            os.ftruncate(self._handle, self._size)
+            raise _unusable(self.path, "written", e) from None
+        self._size += len(batch)
+
+    def _check(self) -> None:
+        """Compares what lies at the paths now with what this driver opened."""
+        try:
+            handle = os.open(side_file(self.path), os.O_RDONLY)
+            try:
+                holder = _read_side(handle)
+            finally:
+                os.close(handle)
+            here, there = os.fstat(self._handle), self.path.stat()
+        except FileNotFoundError:
+            self._fence("was moved or deleted while this driver was writing it")
+        except OSError as e:
+            raise _unusable(self.path, "read", e) from None
+        if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
+            self._fence("was replaced while this driver was writing it")
+        if holder.get("epoch", self.epoch) > self.epoch:
+            self._fence(f"has been taken over by pid {holder['pid']} on {holder['host']}")
+
+    def _fence(self, why: str) -> NoReturn:
+        raise Fenced(f"{self.path}: the ledger {why}", hint="this driver stops and writes nothing more")
+
+    def events(self) -> Iterator[Mapping[str, Any]]:
+        """Every event so far, oldest first; each has `event`, `epoch`, `at_s` and `data`."""
+        return read_events(self.path)
+
+    def memo(self) -> Memo:
+        """What is known already under this driver's conditions."""
+        return Memo(self.events(), conditions=self._conditions)
+
+    def close(self) -> None:
+        """Lets another driver open it; may be called twice."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            os.close(self._side)
+            self._handle = self._side = -1

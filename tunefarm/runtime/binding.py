@@ -1,0 +1,324 @@
+"""What ties one adopted kernel to the active packs: its configs, and the choice for each call."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tunefarm.config import LAUNCH_OPTIONS, Config
+from tunefarm.errors import MissError, SpecError
+from tunefarm.frozen import FrozenMap
+from tunefarm.pack import Row
+from tunefarm.problem import Problem
+from tunefarm.runtime.active import ACTIVE, Tally, log
+from tunefarm.runtime.kernels import (
+    Signature,
+    live_device,
+    problem_of,
+    signature_of,
+    spelling,
+    triton_config,
+    triton_version,
+)
+from tunefarm.runtime.lookup import Offer, Shortlist, explain, find, shortlist
+from tunefarm.runtime.tracing import UNSELECTABLE, TracedRow, make_fall_back, make_prune, selectable
+from tunefarm.source import source_hash
+
+MAX_MEMO = 1 << 16
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """What to do for one kind of call.
+
+    Attributes:
+        config: the `triton.Config` to launch, or None to fall back.
+        offer: the row it comes from, if one does.
+        tally: counts its uses.
+        proven: it has been launched.
+    """
+
+    config: Any
+    offer: Offer | None
+    tally: Tally
+    proven: bool = False
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Binding:
+    """One adopted kernel.
+
+    Attributes:
+        stock: the autotuner as it was, untouched: it answers what no row does, and tells the tuner what was declared.
+        owned: marked with `tunefarm.autotune`.
+        signature: what the kernel takes.
+    """
+
+    stock: Any
+    owned: bool
+    signature: Signature
+    _generation: int = -1
+    _hash: str = ""
+    _traceable: bool = False
+    _all_configs: list[Any] = field(default_factory=list)
+    _positions: dict[Config, int] = field(default_factory=dict)
+    _prune: Any = None
+    _dims: tuple[str, ...] = ()
+    _tensors: tuple[str, ...] = ()
+    _defaults: dict[str, Any] = field(default_factory=dict)
+    _memo: dict[Any, Choice] = field(default_factory=dict)
+    _lists: dict[int | None, Shortlist] = field(default_factory=dict)
+    _bad: set[Row] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, tuner: Any, *, owned: bool) -> Binding:
+        """The binding of an autotuner that is about to be adopted."""
+        return cls(stock=copy.copy(tuner), owned=owned, signature=signature_of(tuner))
+
+    # What torch.compile reads of the tuner. Each read may be the first after an activation.
+
+    @property
+    def configs(self) -> list[Any]:
+        """Declared configs, then those of the active packs."""
+        self._refresh()
+        if self._obeys:
+            return self._all_configs
+        # torch.compile benchmarks what it is given, and our own kernels never are.
+        declared: list[Any] = self.stock.configs
+        return declared[:1] if self.owned else declared
+
+    @property
+    def prune(self) -> Any:
+        """The `early_config_prune` that torch.compile traces."""
+        self._refresh()
+        return self._prune if self._obeys else self.stock.early_config_prune
+
+    @property
+    def perf_model(self) -> Any:
+        """None once packs are obeyed: over a list of one config a `top_k` below 1 would leave nothing."""
+        self._refresh()
+        return None if self._obeys else self.stock.perf_model
+
+    @property
+    def _obeys(self) -> bool:
+        """Whether tracing goes our way: always, so that a pack activated later is seen, unless that costs restoring."""
+        asked = self.owned or bool(self._positions) or not self.tunes_itself
+        return self._traceable and (asked or not self._loses_restore)
+
+    def redeclare(self, name: str, value: Any) -> None:
+        """The user assigns another list of configs, or another prune function, to the adopted kernel."""
+        setattr(self.stock, name, value)
+        self._generation = -1
+
+    # Eager launches.
+
+    @property
+    def tunes_itself(self) -> bool:
+        """Whether a call that no row answers is tuned as ever."""
+        terms = ACTIVE.terms
+        return not self.owned and (terms is None or terms.on_miss == "stock")
+
+    def choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Choice:
+        """The choice for a launch; the same for positional, keyword and left-out arguments.
+
+        Raises:
+            MissError: no row answers, and the active packs do not allow that.
+        """
+        if self._generation != ACTIVE.generation:
+            self._refresh()
+        values = {**self._defaults, **dict(zip(self.signature.arguments, args, strict=False)), **kwargs}
+        key: list[Any] = [values.get(name) for name in self._dims]
+        index = None
+        for name in self._tensors:
+            value: Any = values.get(name)
+            if hasattr(value, "data_ptr"):
+                index = value.device.index
+                key.append((value.dtype, value.data_ptr() % 16 == 0, index))
+            else:
+                key.append(value is None)
+        choice = self._memo.get(tuple(key))
+        if choice is None:
+            choice = self._decide(values, index)
+            if len(self._memo) >= MAX_MEMO:
+                self._memo.clear()
+            self._memo[tuple(key)] = choice
+        choice.tally.launches += 1
+        return choice
+
+    def fall_back_config(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The config for a call that no row answers, of a kernel that does not tune itself."""
+        named = dict(zip(self.signature.arguments, args, strict=False))
+        return self._fall_back(only_first=True)(self.stock.configs, named, **kwargs)[0]
+
+    def condemn(self, choice: Choice, error: Exception) -> None:
+        """Never uses a choice's row again in this process: its config cannot be launched here."""
+        assert choice.offer is not None
+        row = choice.offer.row
+        self._bad.add(row)
+        for key in [key for key, other in self._memo.items() if other.offer is choice.offer]:
+            del self._memo[key]
+        log.error(
+            "%s: the config of the row %s (%s) failed here, the default is used from now on: %s: %s",
+            self.signature.name, row.match.label, row.config, error.__class__.__name__, error,
+        )  # fmt: skip
+
+    def _decide(self, values: Mapping[str, Any], index: int | None) -> Choice:
+        problem = problem_of(values, self._dims, self._tensors)
+        listed = self._listed(index)
+        offer = find(listed.offers, problem, self.signature.specialised)
+        if offer is not None and offer.row not in self._bad:
+            tally = ACTIVE.hits.setdefault((self.signature.name, offer), Tally())
+            return Choice(self._all_configs[self._positions[offer.row.config]], offer, tally)
+        tally = self._miss(problem, listed, "its config failed here" if offer is not None else "")
+        plain = self.stock.early_config_prune is None and not self.tunes_itself
+        return Choice(self.stock.configs[0] if plain else None, None, tally)
+
+    def _miss(self, problem: Problem, listed: Shortlist, reason: str) -> Tally:
+        terms = ACTIVE.terms
+        if terms is None:
+            return ACTIVE.miss(self.signature.name, problem, "no pack is active")
+        reason = reason or explain(listed.offers, listed.refused, problem, self.signature.specialised)
+        if terms.strict or terms.on_miss == "error":
+            raise MissError(
+                f"no row of the active packs answers {self.signature.name} with {problem.key}\n{reason}\n",
+                hint="tune this problem, or activate without strict and on_miss='error'",
+            )
+        return ACTIVE.miss(self.signature.name, problem, reason)
+
+    def _listed(self, index: int | None) -> Shortlist:
+        """The rows for a device; what is wrong with other tables is said once."""
+        if index not in self._lists:
+            fixed = all(a.device is not None for a in ACTIVE.activations)
+            named = next((a.device for a in ACTIVE.activations if a.device is not None), None)
+            device = named if fixed or index is None else live_device(index)
+            if device is None:
+                return Shortlist(refused=("the call holds no tensor on a GPU",) if ACTIVE.activations else ())
+            name = self.signature.name
+            found = shortlist(ACTIVE.activations, name, self._hash, device, triton_version())
+            usable = tuple(offer for offer in found.offers if offer.row.config in self._positions)
+            for message in (*found.notes, *found.refused):
+                ACTIVE.warn_once(message)
+            ACTIVE.refused[name] = found.refused
+            self._lists[index] = Shortlist(offers=usable, refused=found.refused, notes=found.notes)
+        return self._lists[index]
+
+    # Tying to the packs.
+
+    def _refresh(self) -> None:
+        if self._generation == ACTIVE.generation:
+            return
+        name = self.signature.name
+        tables = [
+            table for activation in ACTIVE.activations for table in activation.pack.tables if table.kernel == name
+        ]
+        ACTIVE.asked.update((table.kernel, table.digest) for table in tables)
+        self._hash = self._hash or (self._source_hash() if tables else "")
+        rows = [row for table in tables if table.source_hash == self._hash for row in table.rows]
+        self._dims = tuple(dict.fromkeys(dim for row in rows for dim in row.match.dims))
+        absent = [arg for row in rows for arg, fact in row.match.facts.items() if fact == "none"]
+        self._tensors = tuple(dict.fromkeys([*(arg for row in rows for arg in row.match.dtypes), *absent]))
+        self._defaults = {k: v for k, v in self.signature.defaults.items() if k in {*self._dims, *self._tensors}}
+        self._memo, self._lists = {}, {}
+        self._inject([row.config for row in rows])
+        self._traceable = selectable(self.stock)
+        if self._traceable:
+            self._prune = self._make_prune(ACTIVE.generation)
+        elif rows:
+            ACTIVE.warn_once(f"{name}: inside torch.compile its packs are not used: {UNSELECTABLE}")
+        self._generation = ACTIVE.generation
+
+    def _source_hash(self) -> str:
+        try:
+            return source_hash(self.stock)
+        except SpecError as e:
+            ACTIVE.warn_once(f"{self.signature.name}: no pack can be used: {e}")
+            return "unknown"
+
+    def _inject(self, configs: Sequence[Config]) -> None:
+        """Appends the packs' configs to the declared ones; a config that is declared keeps its place and its hook."""
+        listed = list(self.stock.configs)
+        hooks = {id(config.pre_hook): config.pre_hook for config in listed}
+        self._positions = {}
+        for config in dict.fromkeys(configs):
+            made = triton_config(config)
+            same = (i for i, other in enumerate(listed) if other.all_kwargs() == made.all_kwargs())
+            position = next(same, len(listed))
+            if position == len(listed):
+                if len(hooks) > 1:
+                    ACTIVE.warn_once(
+                        f"{self.signature.name}: {config} is not used: the declared configs have different pre_hooks, "
+                        "and a pack cannot say which it needs"
+                    )
+                    continue
+                listed.append(triton_config(config, pre_hook=next(iter(hooks.values()))))
+            self._positions[config] = position
+        self._all_configs = listed
+
+    # What a trace asks.
+
+    def _make_prune(self, generation: int) -> Any:
+        return make_prune(
+            generation=str(generation), tensors=self._tensors, defaults=self._defaults,
+            offered=self._offered, chosen=self._chosen, missed=self._missed,
+            fall_back=self._fall_back(only_first=not self.tunes_itself or self._loses_restore),
+        )  # fmt: skip
+
+    @property
+    def _loses_restore(self) -> bool:
+        # torch.compile drops restore_value and reset_to_zero of any autotuner that prunes, and would then benchmark
+        # several configs on live data.
+        stock = self.stock
+        prunes = stock.early_config_prune is not None or stock.perf_model is not None
+        return not prunes and bool(stock.restore_value or stock.reset_to_zero)
+
+    def _fall_back(self, *, only_first: bool) -> Any:
+        stock = self.stock
+        return make_fall_back(
+            early_config_prune=stock.early_config_prune, perf_model=stock.perf_model, top_k=stock.configs_top_k,
+            only_first=only_first,
+        )  # fmt: skip
+
+    def _offered(self, index: int | None, seen: tuple[Any, ...], passed: tuple[str, ...]) -> tuple[int, Any]:
+        traced: list[TracedRow] = []
+        problem = _seen_problem(seen)
+        absent = {name for name, fact in problem.facts.items() if fact == "none"}
+        for number, offer in enumerate(self._listed(index).offers):
+            match = offer.row.match
+            if match.dtypes != problem.dtypes or absent != {k for k, v in match.facts.items() if v == "none"}:
+                continue
+            if any(name not in passed for name in match.dims):
+                continue
+            ranges = tuple((name, *value) for name, value in match.dims.items() if isinstance(value, tuple))
+            facts = tuple(
+                (name, match.facts.get(name, "")) for name, *_ in ranges if name in self.signature.specialised
+            )
+            exact = tuple((name, value) for name, value in match.dims.items() if not isinstance(value, tuple))
+            usable = offer.row not in self._bad and not self._eager_only(offer.row.config)
+            traced.append((number, self._positions[offer.row.config] if usable else -1, facts, exact, ranges))
+        return len(self.stock.configs), tuple(traced)
+
+    def _eager_only(self, config: Config) -> bool:
+        extra = sorted(config.options.keys() - set(LAUNCH_OPTIONS))
+        if extra:
+            ACTIVE.warn_once(
+                f"{self.signature.name}: {config} is used in eager launches only: torch.compile takes "
+                f"{', '.join(extra)} for an argument of the kernel"
+            )
+        return bool(extra)
+
+    def _chosen(self, index: int | None, number: int) -> None:
+        offer = self._listed(index).offers[number]
+        ACTIVE.hits.setdefault((self.signature.name, offer), Tally()).graphs += 1
+
+    def _missed(self, index: int | None, seen: tuple[Any, ...]) -> None:
+        self._miss(_seen_problem(seen), self._listed(index), "").graphs += 1
+
+
+def _seen_problem(seen: tuple[Any, ...]) -> Problem:
+    """What is constant in a trace: dtypes and absences. Its dims are symbols."""
+    return Problem(
+        dtypes=FrozenMap({name: spelling(dtype) for name, dtype in seen if dtype is not None}),
+        facts=FrozenMap({name: "none" for name, dtype in seen if dtype is None}),
+    )

@@ -1,0 +1,141 @@
+"""What a live kernel and a live call are, in tunefarm's words. Torch and Triton are imported when first needed."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tunefarm.config import LAUNCH_OPTIONS, Config, Value
+from tunefarm.device import Device
+from tunefarm.frozen import FrozenMap
+from tunefarm.problem import Problem
+from tunefarm.source import python_function
+
+_SPELLING = {
+    "bool": "u1", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64",
+    "float8_e4m3fn": "fp8e4nv", "float8_e4m3fnuz": "fp8e4b8", "float8_e5m2": "fp8e5", "float8_e5m2fnuz": "fp8e5b16",
+    **{f"int{n}": f"i{n}" for n in (8, 16, 32, 64)}, **{f"uint{n}": f"u{n}" for n in (8, 16, 32, 64)},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """What a kernel takes.
+
+    Attributes:
+        name: of the kernel.
+        arguments: all parameters, in order.
+        defaults: values of parameters that have one.
+        specialised: parameters on whose divisibility and equality to 1 Triton specialises.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    specialised: frozenset[str]
+
+
+def signature_of(kernel: Any) -> Signature:
+    """What a kernel takes, read from the function inside it.
+
+    Raises:
+        SpecError: it is no Triton kernel.
+    """
+    function = python_function(kernel)
+    jitted = kernel
+    while getattr(jitted, "fn", None) is not function:
+        jitted = jitted.fn
+    parameters = inspect.signature(function).parameters
+    plain = {name for name, p in parameters.items() if "constexpr" not in str(p.annotation)}
+    # Under the interpreter there are no such params; nothing is specialised there, and facts are compared all the same.
+    exempt = {p.name for p in getattr(jitted, "params", ()) if p.do_not_specialize or p.do_not_specialize_on_alignment}
+    return Signature(
+        name=function.__name__,
+        arguments=tuple(parameters),
+        defaults={name: p.default for name, p in parameters.items() if p.default is not inspect.Parameter.empty},
+        specialised=frozenset(plain - exempt),
+    )
+
+
+def spelling(dtype: Any) -> str:
+    """Triton's spelling of a torch dtype: `bf16` for `torch.bfloat16`."""
+    name = str(dtype).removeprefix("torch.")
+    return _SPELLING.get(name, name)
+
+
+def problem_of(values: Mapping[str, Any], dims: tuple[str, ...], tensors: tuple[str, ...]) -> Problem:
+    """The facts of a call, as far as rows of its kernel name them.
+
+    Args:
+        values: arguments by name, defaults included.
+        dims: names of the scalars that rows name.
+        tensors: names of the tensors, present or absent, that rows name.
+    """
+    facts: dict[str, str] = {}
+    dtypes: dict[str, str] = {}
+    found: dict[str, Value] = {name: values[name] for name in dims if name in values}
+    for name, value in found.items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            if value == 1:
+                facts[name] = "one"
+            elif value % 16 == 0:
+                facts[name] = "div16"
+    for name in tensors:
+        value = values.get(name)
+        if value is None:
+            facts[name] = "none"
+        elif hasattr(value, "dtype"):
+            dtypes[name] = spelling(value.dtype)
+            if value.data_ptr() % 16 == 0:
+                facts[name] = "div16"
+    return Problem(dims=FrozenMap(found), dtypes=FrozenMap(dtypes), facts=FrozenMap(facts))
+
+
+def triton_config(config: Config, pre_hook: Any = None) -> Any:
+    """A config as `triton.Config`. Options that it has no field for travel among the keywords, as Triton takes them."""
+    import triton
+
+    fields = {k: v for k, v in config.options.items() if k in LAUNCH_OPTIONS}
+    rest = {k: v for k, v in config.options.items() if k not in LAUNCH_OPTIONS}
+    return triton.Config({**config.params, **rest}, **fields, pre_hook=pre_hook)
+
+
+@functools.cache
+def triton_version() -> str:
+    """The version of Triton in this process."""
+    import triton
+
+    return str(triton.__version__)
+
+
+@functools.cache
+def live_device(index: int) -> Device:
+    """The identity of a GPU of this process.
+
+    Args:
+        index: its number, as `torch.device.index`.
+    """
+    import torch
+
+    seen = torch.cuda.get_device_properties(index)
+    mig = re.search(r"MIG (\S+)", seen.name)
+    # kHz times bits, twice per clock; drivers that no longer tell give 0, and 0 is never taken for equal.
+    rate = getattr(seen, "memory_clock_rate", 0) * getattr(seen, "memory_bus_width", 0) * 2 / 8 / 1e6
+    amd = getattr(torch.version, "hip", None) is not None
+    return Device(
+        vendor="amd" if amd else "nvidia",
+        arch=seen.gcnArchName if amd else f"sm_{seen.major}{seen.minor}",
+        name=seen.name,
+        num_sms=seen.multi_processor_count,
+        shared_bytes=getattr(seen, "shared_memory_per_block_optin", 0) or seen.shared_memory_per_block,
+        l2_bytes=seen.L2_cache_size,
+        memory_bytes=seen.total_memory,
+        bandwidth_gbps=round(rate, 1),
+        warp_size=seen.warp_size,
+        mig=mig.group(1) if mig else "",
+        live=True,
+    )

@@ -1,0 +1,203 @@
+"""Lookup: which row of the active packs answers a call, and why not where none does. Standard library only."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from tunefarm.config import Value
+from tunefarm.device import Device
+from tunefarm.pack import Match, Pack, Row, Table
+from tunefarm.problem import Problem
+
+BANDWIDTH_TOLERANCE = 0.1
+POLICIES = ("stock", "default", "error")
+
+
+class Step(enum.StrEnum):
+    """How near the device of a table is to the one at hand; nearer ones are asked first."""
+
+    DEVICE = "same device"
+    TWIN = "same arch, SM count and bandwidth"
+    ARCH = "same arch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Activation:
+    """A pack in use, and on which terms.
+
+    Attributes:
+        pack: the pack.
+        label: its path, or its digest shortened.
+        on_miss: `stock` (installed kernels tune as ever; our own use their default), `default` (the first declared
+            config) or `error`.
+        strict: whatever would be passed over or reported is an error instead.
+        allow_replayed: use rows whose times were replayed from a landscape.
+        device: match against this device in place of the one that holds the tensors.
+    """
+
+    pack: Pack
+    label: str
+    on_miss: str = "stock"
+    strict: bool = False
+    allow_replayed: bool = False
+    device: Device | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Offer:
+    """A row that may answer calls of one kernel on one device.
+
+    Attributes:
+        row: the row.
+        step: how near its device is.
+        table: where it stands.
+        activation: the pack it stands in.
+    """
+
+    row: Row
+    step: Step
+    table: Table
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortlist:
+    """What the active packs hold for one kernel on one device.
+
+    Attributes:
+        offers: in the order in which they are asked; the first that matches answers.
+        refused: why tables of this kernel cannot be used, for people.
+        notes: why tables are used though something about them differs, for people.
+    """
+
+    offers: tuple[Offer, ...] = ()
+    refused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def step_of(tuned: Device, here: Device) -> Step | None:
+    """How near the device of a table is to the one at hand; None if its rows say nothing about it.
+
+    Names are compared whole: `NVIDIA H20` is not a kind of `NVIDIA H200`.
+    """
+    if (tuned.vendor, tuned.arch) != (here.vendor, here.arch):
+        return None
+    if (tuned.name, tuned.num_sms, tuned.mig) == (here.name, here.num_sms, here.mig):
+        return Step.DEVICE
+    slower, faster = sorted((tuned.bandwidth_gbps, here.bandwidth_gbps))
+    alike = slower > 0 and faster <= slower * (1 + BANDWIDTH_TOLERANCE)
+    if alike and (tuned.num_sms, tuned.mig) == (here.num_sms, here.mig):
+        return Step.TWIN
+    return Step.ARCH
+
+
+def shortlist(
+    activations: Sequence[Activation], kernel: str, source_hash: str, device: Device, triton: str
+) -> Shortlist:
+    """What the active packs hold for one kernel on one device.
+
+    Args:
+        activations: oldest first; of two equally near rows the later activation's answers.
+        kernel: name of the kernel.
+        source_hash: of the kernel as it is here.
+        device: where the call runs; an activation may name another.
+        triton: version of Triton here.
+    """
+    found: list[tuple[tuple[int, bool, int], Offer]] = []
+    refused: list[str] = []
+    notes: list[str] = []
+    for age, activation in enumerate(reversed(activations)):
+        for table in activation.pack.tables:
+            if table.kernel != kernel:
+                continue
+            step = step_of(table.device, activation.device or device)
+            where = f"{activation.label}: {kernel} on {table.device.name}"
+            other_triton = table.key_parts.get("triton") != triton
+            differs = f"{where}: tuned under Triton {table.key_parts.get('triton')}, here is {triton}"
+            if step is None:
+                refused.append(f"{where}: tuned for {table.device.arch}, here is {(activation.device or device).arch}")
+            elif table.source_hash != source_hash:
+                refused.append(
+                    f"{where}: the kernel's source has changed "
+                    f"(tuned {table.source_hash[:12]}, here is {source_hash[:12]})"
+                )
+            elif table.provenance.source == "replayed" and not activation.allow_replayed:
+                refused.append(f"{where}: its times were replayed from a landscape; allow_replayed=True uses them")
+            elif other_triton and activation.strict:
+                refused.append(differs)
+            elif step is Step.ARCH and activation.strict:
+                refused.append(f"{where}: tuned on another device of the same arch, here is {device.name}")
+            else:
+                notes += [differs] if other_triton else []
+                order = list(Step).index(step), other_triton, age
+                found += [(order, Offer(row=r, step=step, table=table, activation=activation)) for r in table.rows]
+    found.sort(key=lambda pair: pair[0])
+    return Shortlist(offers=tuple(o for _, o in found), refused=tuple(refused), notes=tuple(notes))
+
+
+def find(offers: Sequence[Offer], problem: Problem, specialised: Collection[str]) -> Offer | None:
+    """The offer that answers a call, or None."""
+    return next((o for o in offers if not difference(o.row.match, problem, specialised)), None)
+
+
+def difference(match: Match, problem: Problem, specialised: Collection[str]) -> tuple[str, ...]:
+    """Why a row is not for a call; empty if it is.
+
+    Args:
+        match: of the row.
+        problem: of the call.
+        specialised: arguments on whose divisibility the compiler specialises; facts of others say nothing.
+    """
+    return (
+        *(
+            f"{name} is {problem.dtypes.get(name, 'no tensor')}, tuned {match.dtypes.get(name, 'no tensor')}"
+            for name in sorted({*match.dtypes, *problem.dtypes})
+            if match.dtypes.get(name) != problem.dtypes.get(name)
+        ),
+        *(
+            f"{name} is {problem.dims.get(name, 'not passed')!r}, tuned {_expected(expected)}"
+            for name, expected in match.dims.items()
+            if name not in problem.dims or not fits(expected, problem.dims[name])
+        ),
+        *(
+            f"{name} is {problem.facts.get(name, 'not div16')}, tuned {match.facts.get(name, 'not div16')}"
+            for name in sorted({*match.facts, *problem.facts})
+            if (name in specialised or "none" in (match.facts.get(name), problem.facts.get(name)))
+            and match.facts.get(name) != problem.facts.get(name)
+            and not _exact(match, name)
+        ),
+    )
+
+
+def fits(expected: Value | tuple[int, int], value: Value) -> bool:
+    """Whether a dim's value is the expected one, or lies in the expected range."""
+    if isinstance(expected, tuple):
+        return isinstance(value, int | float) and expected[0] < value <= expected[1]
+    return expected == value
+
+
+def _exact(match: Match, name: str) -> bool:
+    # The value settles the fact.
+    return name in match.dims and not isinstance(match.dims[name], tuple)
+
+
+def _distance(row: Row, problem: Problem) -> float:
+    """Sum over the dims of the factors between a call and the problem that was measured, as logarithms."""
+    pairs = ((row.measured_at.get(name), value) for name, value in problem.dims.items())
+    return sum(abs(math.log(a / b)) for a, b in pairs if isinstance(a, int) and isinstance(b, int) and a > 0 and b > 0)
+
+
+def _expected(value: Value | tuple[int, int]) -> str:
+    return f"for ({value[0]}, {value[1]}]" if isinstance(value, tuple) else repr(value)
+
+
+def explain(offers: Sequence[Offer], refused: Sequence[str], problem: Problem, specialised: Collection[str]) -> str:
+    """Why no row answers a call: the rows that come nearest, and what was refused. One reason a line."""
+    differences = [(difference(offer.row.match, problem, specialised), offer) for offer in offers]
+    nearest = sorted(differences, key=lambda pair: (len(pair[0]), _distance(pair[1].row, problem)))[:3]
+    lines = [f"  nearest row {offer.row.match.label}: {'; '.join(why)}" for why, offer in nearest]
+    lines += [f"  refused {reason}" for reason in refused]
+    return "\n".join(lines or ["  no active pack has a table of this kernel"])

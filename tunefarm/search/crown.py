@@ -1,0 +1,102 @@
+"""The crown: who wins the finals, by how much, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from tunefarm.config import Config
+from tunefarm.search.features import Vectors, num_warps, tile_volumes
+from tunefarm.trial import Winner, median_interval
+
+NUM_RESAMPLES = 2000
+
+Finalist: TypeAlias = tuple[int, Config, tuple[float, ...]]
+"""Number, config and samples in ms, one sample per round: sample i of every finalist was taken in round i."""
+
+
+def crown(
+    finalists: Sequence[Finalist], default: Config | None, incumbent: Config | None, min_gain: float, seed: int
+) -> Winner:
+    """Crowns the winner of interleaved finals.
+
+    A finalist ties with the fastest when the 95 % interval of the ratio of their medians includes 1. A tied default
+    is kept, and so is one that the fastest beats by less than `min_gain`; then the incumbent under the same terms;
+    then, among those that are both tied and within `min_gain`, the simplest: fewest warps, fewest stages, smallest
+    tile, first key. The order of `finalists` is of no consequence.
+
+    Args:
+        finalists: at least one, each with at least one sample.
+        default: the config used without tuning, whether or not it is a finalist.
+        incumbent: the config that an earlier pack holds for this problem.
+        min_gain: fraction by which a new config must be faster to replace what is in use, such as 0.01.
+        seed: of the bootstrap.
+
+    Returns:
+        The winner with intervals; `margin` is negative when a tie kept a config that another one beat by a hair.
+    """
+    field = sorted(finalists, key=lambda finalist: finalist[1].key)
+    configs = [config for _, config, _ in field]
+    samples = [samples_ms for _, _, samples_ms in field]
+    medians = np.array([float(np.median(s)) for s in samples])
+    resampled = _resampled_medians(samples, seed)
+    fastest = int(medians.argmin())
+
+    def ratio_interval(slower: int, faster: int) -> tuple[float, float]:
+        low, high = np.percentile(resampled[slower] / resampled[faster], [2.5, 97.5])
+        return float(low), float(high)
+
+    tied = {i for i in range(len(field)) if i == fastest or ratio_interval(i, fastest)[0] <= 1.0}
+    near = {i for i in range(len(field)) if i == fastest or medians[i] < medians[fastest] * (1.0 + min_gain)}
+    champion, reason = _choose(configs, tied, near, default, incumbent)
+    rivals = [i for i in range(len(field)) if i != champion]
+    runner_up = min(rivals, key=lambda i: float(medians[i])) if rivals else None
+    against = configs.index(default) if default in configs else None
+    return Winner(
+        config=configs[champion],
+        median_ms=float(medians[champion]),
+        interval_ms=median_interval(samples[champion]),
+        default=default,
+        default_ms=None if against is None else float(medians[against]),
+        gain=None if against is None else float(medians[against] / medians[champion]),
+        gain_interval=None if against is None else ratio_interval(against, champion),
+        runner_up=None if runner_up is None else configs[runner_up],
+        margin=None if runner_up is None else float(medians[runner_up] / medians[champion] - 1.0),
+        reason=reason,
+    )
+
+
+def _choose(
+    configs: Sequence[Config], tied: set[int], near: set[int], default: Config | None, incumbent: Config | None
+) -> tuple[int, str]:
+    """The champion's index and why. `tied` and `near` (within the least gain) both hold the fastest."""
+    if len(configs) == 1:
+        return 0, "only candidate"
+    for name, config in (("default", default), ("incumbent", incumbent)):
+        if config in configs and (index := configs.index(config)) in tied | near:
+            return index, f"tie: {name} kept" if len(tied | near) > 1 else "faster"
+    volumes = tile_volumes(configs)
+
+    def simplicity(index: int) -> tuple[int, float, float, str]:
+        stages = configs[index].options.get("num_stages")
+        return (
+            num_warps(configs[index]),
+            float(stages) if isinstance(stages, int) else 0.0,
+            float(volumes[index]),
+            configs[index].key,
+        )
+
+    equals = tied & near
+    return min(equals, key=simplicity), "tie: simpler kept" if len(equals) > 1 else "faster"
+
+
+def _resampled_medians(samples: Sequence[Sequence[float]], seed: int) -> Vectors:
+    """Bootstrap medians of each finalist, shape (num_finalists, NUM_RESAMPLES).
+
+    The same rounds are drawn for all: what disturbed a round disturbed everyone, and cancels in a ratio.
+    """
+    num_rounds = min(len(s) for s in samples)
+    rounds = np.random.default_rng(seed).integers(num_rounds, size=(NUM_RESAMPLES, num_rounds))
+    return np.array([np.median(np.asarray(s[:num_rounds])[rounds], axis=1) for s in samples])

@@ -1,0 +1,97 @@
+"""Configs as vectors: what makes two of them alike, and what a surrogate sees of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunefarm.config import Config, Value, show
+from tunefarm.trial import Build
+
+Vectors = NDArray[np.float64]
+
+
+def is_number(value: Value) -> TypeGuard[int | float]:
+    """Whether a value is a number; a boolean is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def num_warps(config: Config) -> int:
+    """Warps of a block; Triton's default of 4 where the config does not say."""
+    value = config.options.get("num_warps", 4)
+    return value if isinstance(value, int) else 4
+
+
+def tile_params(configs: Sequence[Config]) -> list[str]:
+    """Names of the params that take powers of two only: the sides of the tile, whatever the kernel calls them."""
+
+    def is_side(values: set[Value]) -> bool:
+        return all(isinstance(v, int) and not isinstance(v, bool) and v > 0 and v & (v - 1) == 0 for v in values)
+
+    names = sorted({name for config in configs for name in config.params})
+    return [name for name in names if is_side({config.params.get(name) for config in configs})]
+
+
+def tile_volumes(configs: Sequence[Config]) -> Vectors:
+    """Elements of each config's tile: the product of its tile params; 1 without any. Shape (len(configs),)."""
+    names = tile_params(configs)
+    sides = [[config.params[name] for name in names] for config in configs]
+    return np.array([math.prod(side for side in row if is_number(side)) for row in sides], dtype=float)
+
+
+def work_per_thread(configs: Sequence[Config]) -> Vectors:
+    """Tile elements that fall to one thread, for each config. Shape (len(configs),)."""
+    threads = np.array([32.0 * num_warps(config) for config in configs])
+    return np.asarray(tile_volumes(configs) / threads)
+
+
+def features(configs: Sequence[Config], builds: Sequence[Build | None] | None = None) -> Vectors:
+    """Standardised feature vectors of configs.
+
+    Numeric params and options enter as their logarithm (as they are where zero or less occurs), booleans as 0 and 1,
+    everything else one column per value; to these come tile volume and work per thread and, with builds, registers,
+    spills and shared memory. A column that does not vary is left out.
+
+    Args:
+        configs: any number; all with the same names.
+        builds: one per config, None for one whose build failed (it counts as average); or None without builds.
+
+    Returns:
+        An array of shape (len(configs), num_features), each column with mean 0 and standard deviation 1.
+    """
+    if not configs:
+        return np.zeros((0, 0))
+    columns: list[Sequence[float] | Vectors] = []
+    flats: list[Mapping[str, Value]] = [config.flat for config in configs]
+    for name in sorted({name for flat in flats for name in flat}):
+        columns += _columns([flat.get(name) for flat in flats])
+    columns += [np.log2(tile_volumes(configs)), np.log2(work_per_thread(configs))]
+    if builds is not None:
+        columns += _resources(builds)
+    matrix = np.array(columns, dtype=float).T
+    spread = np.nanstd(matrix, axis=0)
+    varies = spread > 1e-9
+    standard = (matrix - np.nanmean(matrix, axis=0))[:, varies] / spread[varies]
+    return np.asarray(np.nan_to_num(standard, nan=0.0))
+
+
+def _resources(builds: Sequence[Build | None]) -> list[Sequence[float]]:
+    rows = [
+        (math.log2(max(b.registers, 1)), math.log2(1 + b.spills), math.log2(1024 + b.shared_bytes)) if b else None
+        for b in builds
+    ]
+    return [[row[column] if row else math.nan for row in rows] for column in range(3)]
+
+
+def _columns(values: Sequence[Value]) -> list[Sequence[float]]:
+    numbers = [float(v) for v in values if isinstance(v, int | float)]
+    if len(numbers) < len(values):
+        kinds = sorted({show(v) for v in values})
+        return [[float(show(v) == kind) for v in values] for kind in kinds]
+    if all(is_number(v) for v in values) and min(numbers) > 0:
+        return [[math.log2(v) for v in numbers]]
+    return [numbers]

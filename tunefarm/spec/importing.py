@@ -1,0 +1,118 @@
+"""Importing what a user names: `file.py:object` or `package.module:object`, with errors a user can act on."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tunefarm.errors import SpecError, TunefarmError
+from tunefarm.spec.grammar import nearest
+
+_HINTS = (
+    (
+        r"cuda|\bgpu|nvidia|active driver",
+        "importing must work without a GPU: move what needs one inside a function",
+    ),
+    (r"should be defined in a Python file", "a kernel must be a module-level function in a .py file"),
+    (r"No module named", "install it where tunefarm runs, or put it beside the file"),
+)
+
+
+def import_object(reference: str, folder: str) -> Any:
+    """The object that a reference names.
+
+    Args:
+        reference: `file.py:object`, relative to `folder`, or `package.module:object`; `object` may be dotted.
+        folder: of the experiment file. It can be imported from while the module is imported.
+
+    Raises:
+        SpecError: the reference is malformed, the module is missing or raises, or it lacks the object.
+    """
+    source, colon, path = reference.rpartition(":")
+    if not colon or not source or not re.fullmatch(r"[A-Za-z_][\w.]*", path):
+        raise SpecError(f"{reference!r} names no object", hint="write file.py:object or package.module:object")
+    if source.endswith(".ipynb"):
+        raise SpecError(
+            f"{reference!r} is in a notebook", hint="a kernel must be a module-level function in a .py file"
+        )
+    is_file = source.endswith(".py") or "/" in source
+    module = _import_file(Path(folder, source)) if is_file else _import_module(source, folder)
+    found: Any = module
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise SpecError(f"{source} has no {path!r}", hint=nearest(name, [n for n in dir(found) if n[0] != "_"]))
+        found = getattr(found, name)
+    return found
+
+
+def _import_file(path: Path) -> ModuleType:
+    try:
+        text = path.read_bytes()
+    except OSError as e:
+        raise SpecError(f"{path} cannot be read: {e.strerror}", hint="paths start at the experiment's folder") from None
+    # Stable for equal files, so that workers and drivers agree on it; unique, so that two files of one name can meet.
+    tag = hashlib.sha256(str(path.resolve()).encode() + b"\0" + text).hexdigest()[:12]
+    name = "_".join(("tunefarm_workload", re.sub(r"\W", "_", path.stem), tag))
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise SpecError(f"{path} is no Python file", hint="name a .py file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        with _importable(path.resolve().parent), _explained(str(path), str(path.resolve())):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _import_module(name: str, folder: str) -> ModuleType:
+    with _importable(Path(folder).resolve()), _explained(name, ""):
+        return importlib.import_module(name)
+
+
+@contextlib.contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(folder))
+
+
+@contextlib.contextmanager
+def _explained(source: str, file: str) -> Iterator[None]:
+    """Turns what a user's module raises into one error that names the file, the line and a remedy."""
+    try:
+        yield
+    except (Exception, SystemExit) as e:
+        where = _line_of(e, file) or source
+        if isinstance(e, TunefarmError):
+            raise SpecError(str(e.args[0]), file=where, key=getattr(e, "key", ""), hint=e.hint) from None
+        message = f"{e.__class__.__name__}: {e.msg if isinstance(e, SyntaxError) else e}"
+        hint = next((hint for pattern, hint in _HINTS if re.search(pattern, message, re.IGNORECASE)), "")
+        raise SpecError(
+            f"cannot be imported: {message}", file=where, hint=hint or f"importing {source} alone must work"
+        ) from None
+
+
+def _line_of(error: BaseException, file: str) -> str:
+    """`file:line` of the user's line that raised: the deepest frame in `file`, or outside libraries."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__ and f.filename[0] != "<"]
+    mine = [f for f in frames if f.filename == file] or [f for f in frames if "importlib" not in f.filename]
+    return f"{mine[-1].filename}:{mine[-1].lineno}" if mine else ""

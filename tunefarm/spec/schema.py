@@ -1,0 +1,20 @@
+"""JSON Schema of experiment files, made from the same declarations that read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunefarm.spec.experiment import Experiment
+from tunefarm.spec.grammar import section
+
+
+def experiment_schema() -> dict[str, Any]:
+    """The schema (2020-12) of an experiment file, for editors.
+
+    It knows shapes, types and words. Names are checked by `resolve`, because only the workload knows them.
+    """
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "tunefarm experiment",
+        **section(Experiment).schema,
+    }

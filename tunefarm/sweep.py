@@ -1,0 +1,259 @@
+"""The sweep: the story of design from an experiment to its pack. It wires the chapters and decides nothing.
+
+plan       studies and candidates                       plan.py
+contests   build, explore, finals, crown: one a study   contest.py, over bench and search
+dispatch   who works on what                            dispatch.py, over schedule and fleet
+record     every step in the ledger; MLflow mirrors     record
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tunefarm.bench.meter import Answers, Question
+from tunefarm.bench.worker import Built, build, measure
+from tunefarm.builds import BuildBoard
+from tunefarm.config import Config
+from tunefarm.contest import Contest, Got, Steps, Want
+from tunefarm.dispatch import Dispatch, Done
+from tunefarm.errors import InfrastructureError
+from tunefarm.plan import PlannedStudy
+from tunefarm.record.memo import Memo
+from tunefarm.record.tracking import Tracker
+from tunefarm.schedule.events import Job
+from tunefarm.seams import Ledger
+from tunefarm.spec.experiment import Resolved
+from tunefarm.study import StudyResult
+from tunefarm.trial import Failure, Outcome
+
+EAGER_S = 45.0
+"""Everything is compiled beforehand if that is expected to take no longer than this."""
+
+BUILD_S = 0.3
+"""Expected seconds of one compilation, before the first is known."""
+
+BUILD_TIMEOUT_S, MEASURE_TIMEOUT_S = 180.0, 180.0
+
+
+class Watcher(Protocol):
+    """Who is told how the sweep goes, for people."""
+
+    def began(self, contests: Sequence[Contest], num_builds: int) -> None:
+        """The sweep begins; `num_builds` is the number of compilations known to be ahead, 0 if it is open."""
+        ...
+
+    def moved(self, board: BuildBoard, contests: Sequence[Contest]) -> None:
+        """Something was built or measured."""
+        ...
+
+    def ended(self, result: StudyResult) -> None:
+        """A study has ended."""
+        ...
+
+
+@dataclass(slots=True)
+class _Desk:
+    """A contest, and what it waits for."""
+
+    contest: Contest
+    steps: Steps
+    want: Want = field(default_factory=Want)
+    waiting: set[str] = field(default_factory=set)
+    answers: dict[str, Answers | str] = field(default_factory=dict)
+    questions: tuple[str, ...] = ()
+
+
+class Sweep:
+    """One sweep in progress.
+
+    Args:
+        resolved: the experiment.
+        planned: its studies.
+        dispatch: who works.
+        board: what is built.
+        ledger: where everything is recorded.
+        memo: what the ledger knew when it was opened.
+        tracker: its mirror for people.
+        watcher: who is told.
+        num_builders: build workers, to judge whether all can be compiled beforehand.
+        incumbents: configs of an earlier pack, by study key.
+    """
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        planned: Sequence[PlannedStudy],
+        *,
+        dispatch: Dispatch,
+        board: BuildBoard,
+        ledger: Ledger,
+        memo: Memo,
+        tracker: Tracker,
+        watcher: Watcher,
+        num_builders: int,
+        incumbents: dict[str, Config] | None = None,
+    ) -> None:
+        self._dispatch, self._board, self._tracker, self._watcher = dispatch, board, tracker, watcher
+        missing = self._missing(planned)
+        self.eager = missing * BUILD_S / max(1, num_builders) <= EAGER_S
+        self._num_builds = missing if self.eager else 0
+        incumbents = incumbents or {}
+        self.contests = [
+            Contest(
+                experiment=resolved.experiment, planned=study, ledger=ledger, memo=memo, eager=self.eager,
+                incumbent=incumbents.get(study.study.key),
+            )
+            for study in planned
+        ]  # fmt: skip
+        self._desks: list[_Desk] = []
+        self._by_job: dict[str, list[_Desk]] = {}
+        self._building: set[str] = set()
+        self._num_questions = 0
+        self.results: list[StudyResult] = []
+
+    def _missing(self, planned: Sequence[PlannedStudy]) -> int:
+        """Compilations that building every candidate would take."""
+        keys = set()
+        for study in planned:
+            for config in study.candidates:
+                slot = self._board.slot(study, config)
+                if self._board.find(slot, config) is None:
+                    keys.add(slot.key)
+        return len(keys)
+
+    def run_through(self) -> list[StudyResult]:
+        """Runs all contests side by side.
+
+        Returns:
+            Their results, in the order of the plan.
+
+        Raises:
+            UserError: the workload, a landscape or the ledger cannot serve the sweep.
+            InfrastructureError: no worker could do what must be done.
+        """
+        self._watcher.began(self.contests, self._num_builds)
+        self._desks = [_Desk(contest=contest, steps=contest.run_through()) for contest in self.contests]
+        ended: dict[int, StudyResult] = {}
+        for desk in self._desks:
+            self._resume(desk, None, ended)
+        while len(ended) < len(self._desks):
+            done = self._dispatch.wait()
+            if not done:
+                raise InfrastructureError("the sweep waits for nothing", hint="please report this")
+            for each in done:
+                for desk in self._arrive(each):
+                    self._resume(desk, self._got(desk), ended)
+            self._watcher.moved(self._board, self.contests)
+        self.results = [ended[id(desk)] for desk in self._desks]
+        return self.results
+
+    def _resume(self, desk: _Desk, got: Got | None, ended: dict[int, StudyResult]) -> None:
+        """Lets a contest go on until it waits for somebody, or has ended."""
+        while True:
+            try:
+                desk.want = next(desk.steps) if got is None else desk.steps.send(got)
+            except StopIteration as stop:
+                ended[id(desk)] = stop.value
+                self._tracker.study(stop.value, desk.contest.best_ms)
+                self._watcher.ended(stop.value)
+                return
+            self._post(desk)
+            if desk.waiting:
+                return
+            got = self._got(desk)
+
+    def _post(self, desk: _Desk) -> None:
+        """Hands what a contest wants to the dispatch, save what is known or under way."""
+        jobs: list[tuple[Job, Callable[[], object]]] = []
+        for config in desk.want.builds:
+            if job_id := self._build_job(desk, config, jobs, priority=2):
+                self._wait_for(desk, job_id)
+        for config in desk.want.ahead:
+            self._build_job(desk, config, jobs, priority=0)
+        names = []
+        for question in desk.want.questions:
+            self._num_questions += 1
+            names.append(name := f"measure:{self._num_questions}")
+            jobs.append((self._measure_job(name, question), functools.partial(measure, question)))
+            self._wait_for(desk, name)
+        desk.questions, desk.answers = tuple(names), {}
+        if jobs:
+            self._dispatch.submit(jobs)
+
+    def _wait_for(self, desk: _Desk, job_id: str) -> None:
+        desk.waiting.add(job_id)
+        self._by_job.setdefault(job_id, []).append(desk)
+
+    def _build_job(
+        self, desk: _Desk, config: Config, jobs: list[tuple[Job, Callable[[], object]]], *, priority: int
+    ) -> str:
+        """The id of the job that builds a config, submitted if it is new; empty if the build is there."""
+        slot = self._board.slot(desk.contest.planned, config)
+        if self._board.find(slot, config) is not None:
+            return ""
+        job_id = f"build:{slot.key}"
+        if job_id not in self._building:
+            self._building.add(job_id)
+            job = Job(id=job_id, role="build", cost_s=BUILD_S, priority=priority, timeout_s=BUILD_TIMEOUT_S)
+            jobs.append((job, functools.partial(build, slot.request)))
+        return job_id
+
+    def _measure_job(self, name: str, question: Question) -> Job:
+        replay = bool(question.landscape)
+        return Job(
+            id=name,
+            role="measure",
+            where="" if replay else question.device.key,
+            cost_s=0.02 * len(question.candidates),
+            priority=1 if question.interleaved else 0,
+            timeout_s=MEASURE_TIMEOUT_S,
+            essential=question.interleaved,
+        )
+
+    def _arrive(self, done: Done) -> list[_Desk]:
+        """Takes in a finished job; returns the contests that have all they waited for."""
+        if done.error is not None:
+            raise done.error
+        desks = self._by_job.pop(done.job, [])
+        kind, _, key = done.job.partition(":")
+        if kind == "build":
+            self._building.discard(done.job)
+            self._board.put(key, built_by(done))
+        else:
+            value = done.value if done.value is not None else (done.condemned or done.given_up)
+            if done.given_up and not self._dispatch.spent:
+                raise InfrastructureError(f"a measurement was given up: {done.given_up}")
+            for desk in desks:
+                desk.answers[done.job] = value
+        for desk in desks:
+            desk.waiting.discard(done.job)
+        return [desk for desk in desks if not desk.waiting]
+
+    def _got(self, desk: _Desk) -> Got:
+        built = []
+        for config in desk.want.builds:
+            found = self._board.find(self._board.slot(desk.contest.planned, config), config)
+            assert found is not None, "a desk goes on when its builds are there"
+            built.append(found)
+        return Got(built=tuple(built), answers=tuple(desk.answers[name] for name in desk.questions))
+
+
+def built_by(done: Done) -> Built:
+    """What a finished build job made, or how its candidate failed.
+
+    Raises:
+        InfrastructureError: it was given up through no fault of the candidate.
+    """
+    if done.value is not None:
+        (built,) = done.value
+        assert isinstance(built, Built)
+        return built
+    if done.given_up:
+        raise InfrastructureError(f"a build was given up: {done.given_up}")
+    timed_out = "killed after" in done.condemned
+    outcome = Outcome.COMPILE_TIMEOUT if timed_out else Outcome.CRASHED
+    kind = "Timeout" if timed_out else "WorkerLost"
+    return Built(config=Config(), outcome=outcome, failure=Failure(stage="build", kind=kind, message=done.condemned))
