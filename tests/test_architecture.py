@@ -108,15 +108,24 @@ HOUSE = """
     plan                    torch
     builds
     dispatch
+    minutes
     contest
     sweep
     recording
 
-    cli.doctor              typer* torch triton pynvml
     cli
+    cli.terminal            rich
+    cli.opening             torch triton
+    cli.doctor              typer* torch triton pynvml
+    cli.pack                typer* rich
+    cli.plan                typer*
+    cli.record              typer*
+    cli.sweep               typer*
+    cli.app                 typer*
+    cli.__main__
 """
 WINGS = ("spec", "bench", "search", "schedule", "fleet", "record", "runtime", "inductor", "interop", "profile")
-EVERYONE = ("plan", "builds", "dispatch", "contest", "sweep", "recording", "cli", ".")  # the story: it knows all wings
+EVERYONE = ("plan", "builds", "dispatch", "minutes", "contest", "sweep", "recording", "cli", ".")  # the story: it knows all wings
 OPEN = "spec"  # the wing that others may see
 HEAVY = {
     "torch",

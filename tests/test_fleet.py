@@ -6,22 +6,22 @@ import concurrent.futures
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tunefarm.device import Device, nominal
+from tunefarm.device import nominal
 from tunefarm.errors import InfrastructureError, SpecError, WorkerLost
-from tunefarm.fleet.cpus import available_cpus
 from tunefarm.fleet.inline import InlineFleet
-from tunefarm.fleet.parcel import open_reply, perform
+from tunefarm.fleet.parcel import Reply, open_reply, perform
+from tunefarm.fleet.post import Post
 from tunefarm.seams import Fleet, Retire
 
 H100 = nominal("sm_90")
@@ -83,16 +83,6 @@ def cry_and_die(signal_number: int) -> None:
 def touch_and_sleep(path: Path, seconds: float) -> None:
     path.write_text(str(os.getpid()))
     time.sleep(seconds)
-
-
-def join_ray(address: str) -> None:
-    from tunefarm.fleet.ray import RayFleet
-
-    RayFleet(address)
-
-
-def a_device() -> Device:
-    return H100
 
 
 # ---- what is left of a process ----
@@ -272,6 +262,39 @@ def test_close_loses_what_runs_and_waits_leaves_no_process_and_may_be_called_twi
     assert wait_until(lambda: not alive(pid))
 
 
+@dataclass
+class Untimely:
+    """A process whose job is cancelled at the very moment it ends: the kill may hit only what comes next."""
+
+    log: list[str]
+    future: concurrent.futures.Future[Any] | None = None
+
+    def exchange(self, payload: bytes) -> Reply:
+        assert wait_until(lambda: self.future is not None)
+        assert self.future is not None
+        self.future.cancel()
+        return perform(payload)
+
+    def kill(self) -> None:
+        self.log.append("kill")
+
+    def bury(self) -> None:
+        self.log.append("bury")
+
+
+def test_a_process_whose_job_was_cancelled_as_it_ended_is_not_used_again() -> None:
+    log: list[str] = []
+    processes = [Untimely(log), Untimely(log)]
+    remaining = iter(processes)
+    post = Post("build-0", lambda: next(remaining))
+    processes[0].future = post.submit(os.getpid)
+    assert wait_until(lambda: log == ["kill", "kill", "bury"])
+    processes[1].future = post.submit(os.getpid)
+    assert wait_until(lambda: log == ["kill", "kill", "bury"] * 2)
+    post.stop()
+    post.join()
+
+
 # ---- this machine ----
 
 
@@ -362,47 +385,6 @@ def test_a_busy_process_dies_with_its_driver_and_the_driver_needs_no_main_guard(
     assert wait_until(lambda: not alive(pid))
 
 
-def cgroup(root: Path, line: str, files: dict[str, str]) -> Path:
-    (root / "proc/self").mkdir(parents=True)
-    (root / "proc/self/cgroup").write_text(line)
-    for name, text in files.items():
-        path = root / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
-
-
-@pytest.mark.parametrize(
-    ("line", "files", "quota"),
-    [
-        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1),
-        ("0::/\n", {"cpu.max": "1600000 100000\n"}, 16),
-        ("0::/\n", {"cpu.max": "50000 100000\n"}, 1),
-        ("0::/\n", {"cpu.max": "max 100000\n"}, None),
-        ("0::/pod/box\n", {"pod/box/cpu.max": "max 100000\n", "pod/cpu.max": "200000 100000\n"}, 2),
-        ("0::/host/only\n", {"cpu.max": "300000 100000\n"}, 3),
-        (
-            "5:memory:/x\n4:cpu,cpuacct:/x\n",
-            {"cpu/x/cpu.cfs_quota_us": "200000\n", "cpu/x/cpu.cfs_period_us": "100000\n"},
-            2,
-        ),
-        ("4:cpu:/x\n", {"cpu/x/cpu.cfs_quota_us": "-1\n", "cpu/x/cpu.cfs_period_us": "100000\n"}, None),
-    ],
-)
-def test_available_cpus_respects_control_groups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, files: dict[str, str], quota: int | None
-) -> None:
-    """TF-007: no more builds at once than CPUs that may be used."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
-    assert available_cpus(cgroup(tmp_path, line, files)) == (64 if quota is None else quota)
-
-
-def test_available_cpus_respects_affinity(tmp_path: Path) -> None:
-    """TF-007."""
-    assert available_cpus(tmp_path) == len(os.sched_getaffinity(0))
-    assert len(InlineFleet().workers) == available_cpus()
-
-
 def test_a_job_that_cannot_be_loaded_is_an_answer() -> None:
     """TF-096: a worker without the module says which one."""
     payload = pickle.dumps(make_a_lambda).replace(b"test_fleet", b"test_fleex")
@@ -410,106 +392,3 @@ def test_a_job_that_cannot_be_loaded_is_an_answer() -> None:
     assert value is None
     assert isinstance(error, InfrastructureError)
     assert "No module named 'test_fleex'" in str(error)
-
-
-# ---- Ray ----
-
-
-@pytest.mark.usefixtures("ray_cluster")
-def test_each_gpu_of_a_ray_cluster_has_a_measuring_worker_that_says_what_it_is() -> None:
-    """TF-100: measuring workers see exactly one GPU each."""
-    from tunefarm.fleet.ray import RayFleet
-
-    fleet = RayFleet(probe=a_device, num_builders=0)
-    try:
-        assert [(w.name, w.role, w.device) for w in fleet.workers] == [
-            ("measure-0", "measure", H100),
-            ("measure-1", "measure", H100),
-        ]
-        assert all(w.node for w in fleet.workers)
-        seen = {run(fleet, partial(say, "CUDA_VISIBLE_DEVICES"), w.name) for w in fleet.workers}
-        assert seen == {"0", "1"}
-        _, pid = run(fleet, partial(retire, 0), "measure-0")
-        assert run(fleet, os.getpid, "measure-0") != pid
-    finally:
-        fleet.close()
-
-
-@pytest.mark.usefixtures("ray_cluster")
-def test_more_than_a_ray_cluster_has_is_refused_at_once() -> None:
-    """TF-104."""
-    from tunefarm.fleet.ray import RayFleet
-
-    with pytest.raises(SpecError, match="8 workers with one GPU each were asked for, and the cluster has 2"):
-        RayFleet(probe=a_device, num_measure=8)
-    with pytest.raises(SpecError, match="3 workers with one CPU each"):
-        RayFleet(num_builders=3)
-
-
-@pytest.mark.usefixtures("ray_cluster")
-def test_a_ray_cluster_that_is_full_is_waited_for_only_so_long() -> None:
-    """TF-104: and the message says what was wanted and what is free."""
-    from tunefarm.fleet.ray import RayFleet
-
-    first = RayFleet(probe=a_device, num_builders=0)
-    try:
-        with pytest.raises(
-            InfrastructureError, match=r"measure-0 did not start within 2 s: it needs gpus=1; free.*GPU=0"
-        ):
-            RayFleet(probe=a_device, num_builders=0, startup_s=2.0)
-    finally:
-        first.close()
-
-
-def test_an_address_where_nobody_listens_is_refused_at_once() -> None:
-    """TF-104: Ray would try for many minutes. The process must not have joined a cluster yet, so it is a fresh one."""
-    pytest.importorskip("ray")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-        fleet = InlineFleet([], num_builders=1)
-        try:
-            with pytest.raises(InfrastructureError, match=f"no Ray cluster at {address}: .*is it up"):
-                run(fleet, partial(join_ray, address))
-        finally:
-            fleet.close()
-
-
-LOCAL = """\
-import os
-from functools import partial
-from tunefarm.errors import SpecError, WorkerLost
-from tunefarm.fleet.ray import RayFleet
-
-try:
-    RayFleet(probe=dict)
-    raise AssertionError("there is no GPU here")
-except SpecError as error:
-    print(error)
-fleet = RayFleet()
-assert fleet.workers[0].node
-try:
-    fleet.submit(partial(os._exit, 1), "build-0").result()
-except WorkerLost as error:
-    print(error)
-fleet.close()
-"""
-
-
-@pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="is about a machine without a GPU")
-def test_a_local_ray_cluster_needs_no_home_says_nothing_and_ends(tmp_path: Path) -> None:
-    """TF-104: no GPU at all is refused too. Ray's token goes to no file, its warnings to no terminal."""
-    pytest.importorskip("ray")
-    home = tmp_path / "home"
-    home.mkdir(mode=0o500)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    environment |= {"HOME": str(home / "missing"), "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, "-c", LOCAL], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    refusal, death = done.stdout.splitlines()
-    assert "the cluster has no GPU" in refusal
-    assert death.startswith("build-0 died while it held a job: The actor is dead because its worker process has died")
-    assert done.stderr == ""
-    assert list(home.iterdir()) == []

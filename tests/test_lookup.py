@@ -164,6 +164,6 @@ def test_an_activation_may_name_its_device() -> None:
 def test_explain_names_the_nearest_row() -> None:
     offers = listed(make_activation(make_match(7, dtypes=FrozenMap(x="fp32")), make_match((0, 500)))).offers
     text = explain(offers, ("p: why",), make_call(), {"n", "x"})
-    assert text.splitlines()[0] == "  nearest row n in (0, 500], bf16, n div16, x div16: n is 512, tuned for (0, 500]"
+    assert text.splitlines()[0] == "  nearest row n in (0, 500] div16, bf16: n is 512, tuned for (0, 500]"
     assert text.splitlines()[-1] == "  refused p: why"
     assert "no active pack" in explain((), (), make_call(), ())

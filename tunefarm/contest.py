@@ -16,10 +16,9 @@ from tunefarm.bench.meter import Answer, Answers, Candidate, Question, answer_fr
 from tunefarm.bench.worker import Built
 from tunefarm.config import Config
 from tunefarm.frozen import FrozenMap
+from tunefarm.minutes import UNMEASURED, Minutes
 from tunefarm.plan import PlannedStudy
-from tunefarm.record.memo import Memo
-from tunefarm.seams import Ledger
-from tunefarm.search.decisions import Decision, Request
+from tunefarm.search.decisions import Request
 from tunefarm.search.rungs import RUNGS
 from tunefarm.search.search import StudySearch
 from tunefarm.spec.experiment import Experiment
@@ -29,7 +28,6 @@ from tunefarm.trial import (
     Failure,
     Outcome,
     Trial,
-    failure_from_json,
     to_json,
 )
 
@@ -74,6 +72,7 @@ class _Costs:
     busy_s: float = 0.0
     held_s: float = 0.0
     num_compiled: int = 0
+    startup_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -83,8 +82,7 @@ class Contest:
     Attributes:
         experiment: whose search, accept and timer apply.
         planned: the study and its candidates.
-        ledger: where every step is recorded.
-        memo: what the ledger knew already when the sweep began.
+        minutes: where every step is recorded, and what an earlier driver found out.
         eager: compile every candidate before the first is measured.
         incumbent: the config an earlier pack holds for this problem.
         best_ms: best median after each measured candidate, for people.
@@ -92,8 +90,7 @@ class Contest:
 
     experiment: Experiment
     planned: PlannedStudy
-    ledger: Ledger
-    memo: Memo
+    minutes: Minutes
     eager: bool
     incumbent: Config | None = None
     best_ms: list[float] = field(default_factory=list)
@@ -102,16 +99,13 @@ class Contest:
     _toolchain: FrozenMap[str] = field(default_factory=FrozenMap)
     _reference_ms: float | None = None
 
-    @property
-    def key(self) -> str:
-        """The study's identity in the ledger."""
-        return self.planned.study.key
-
     def run_through(self) -> Generator[Want, Got, StudyResult]:
         """The story of the study."""
         planned = self.planned
-        self._note("study", label=planned.study.label, candidates=len(planned.candidates), points=planned.num_points,
-                   removed=dict(planned.removed), meter=planned.target.meter)  # fmt: skip
+        self.minutes.note(
+            "study", label=planned.study.label, candidates=len(planned.candidates), points=planned.num_points,
+            removed=dict(planned.removed), meter=planned.target.meter,
+        )  # fmt: skip
         if planned.skipped or not planned.candidates:
             return self._without_trials()
         search = self._search()
@@ -127,9 +121,9 @@ class Contest:
         winner = yield from self._finals(search)
         if winner is None:
             reason = search.ended or "no candidate could be measured"
-            self._note("no_winner", status=Status.NO_WINNER.value, reason=reason)
+            self.minutes.note("no_winner", status=Status.NO_WINNER.value, reason=reason)
             return self._result(search, Status.NO_WINNER, reason)
-        self._note("winner", winner=to_json(winner))
+        self.minutes.note("winner", winner=to_json(winner))
         return dataclasses.replace(self._result(search, Status.WINNER, search.ended), winner=winner)
 
     def _search(self) -> StudySearch:
@@ -148,6 +142,11 @@ class Contest:
             seed=experiment.search.seed,
         )
 
+    @property
+    def startup_s(self) -> float:
+        """Seconds that measuring processes took to start, as far as this study met them first."""
+        return self._costs.startup_s
+
     # ---- build ----
 
     def _build(self, search: StudySearch, numbers: Iterable[int], ahead: Sequence[int] = ()) -> Steps:
@@ -165,18 +164,18 @@ class Contest:
         told = [self._after_build(trials[n]) for n in wanted]
         for trial in told:
             if trial.failure is not None:
-                self._failed(trial.config, -1, trial.outcome, trial.failure)
-            elif self.memo.build(self.key, trial.config.key) is None:
-                self._note("built", config=trial.config.key, build=to_json(trial.build))
-        self._decide(search, search.built(told))
+                failed = Answer(number=trial.number, outcome=trial.outcome, failure=trial.failure)
+                self.minutes.answered(trial.config, UNMEASURED, failed)
+            elif trial.build is not None:
+                self.minutes.built(trial.config, trial.build)
+        self.minutes.decided(search.built(told), search.trials)
 
     def _known(self, trial: Trial) -> bool:
         """Whether the ledger says that a candidate cannot be built; the good builds are in the store."""
-        known = self.memo.get(self.key, trial.config.key, -1)
-        failure = failure_from_json(known["failure"]) if known else None
-        if known is None or failure is None:
+        known = self.minutes.remember(trial.number, trial.config, UNMEASURED)
+        if known is None:
             return False
-        self._built[trial.config] = Built(config=trial.config, outcome=Outcome(known["outcome"]), failure=failure)
+        self._built[trial.config] = Built(config=trial.config, outcome=known.outcome, failure=known.why)
         return True
 
     def _after_build(self, trial: Trial) -> Trial:
@@ -209,7 +208,7 @@ class Contest:
                 else:
                     assert answer.failure is not None
                     decisions = search.tell(request.number, (answer.outcome, answer.failure))
-                self._decide(search, decisions)
+                self.minutes.decided(decisions, search.trials)
 
     def _watch(self, search: StudySearch) -> None:
         medians = [t.median_ms for t in search.trials if t.median_ms is not None]
@@ -218,7 +217,9 @@ class Contest:
 
     def _measure(self, search: StudySearch, requests: Sequence[Request]) -> Generator[Want, Got, dict[Request, Answer]]:
         """Answers to requests: from the ledger where it knows them, else from a meter."""
-        answers = {request: known for request in requests if (known := self._remember(search, request))}
+        trials = search.trials
+        remembered = ((r, self.minutes.remember(r.number, trials[r.number].config, r.rung)) for r in requests)
+        answers = {request: answer for request, answer in remembered if answer is not None}
         fresh = [request for request in requests if request not in answers]
         while fresh:
             groups = [[r for r in fresh if r.rung == rung] for rung in sorted({r.rung for r in fresh})]
@@ -227,7 +228,7 @@ class Contest:
                 # The whole batch was lost: each candidate is tried by itself, so that one cannot cost the others.
                 found = yield from self._ask(search, [[request] for request in fresh])
             for request, answer in found.items():
-                self._record(search, request, answer)
+                self.minutes.answered(trials[request.number].config, request.rung, answer)
             answers |= found
             fresh = [request for request in fresh if request not in answers]
         return answers
@@ -281,6 +282,7 @@ class Contest:
         self._costs.held_s += answers.busy_s
         self._costs.busy_s += sum(a.measurement.busy_s for a in answers.answers if a.measurement)
         self._costs.num_compiled += answers.num_compiled
+        self._costs.startup_s += answers.startup_s
         self._toolchain = answers.toolchain
         if answers.reference_ms is not None:
             self._reference_ms = answers.reference_ms
@@ -292,7 +294,7 @@ class Contest:
         numbers = search.finalists()
         if not numbers:
             return None
-        known = self.memo.finals(self.key)
+        known = self.minutes.memo.finals(self.minutes.study)
         configs = [search.trials[n].config.key for n in numbers]
         if known is not None and known["configs"] == configs:
             self._toolchain = FrozenMap(known["toolchain"])
@@ -301,7 +303,7 @@ class Contest:
         else:
             yield from self._build(search, numbers)
             told = yield from self._hold_finals(search, numbers)
-            self._note(
+            self.minutes.note(
                 "finals", configs=configs, measurements=[answer_to_json(a) for a in told],
                 toolchain=dict(self._toolchain), reference_ms=self._reference_ms,
             )  # fmt: skip
@@ -317,37 +319,6 @@ class Contest:
         found = {answer.number: answer for answer in result.answers}
         return [found.get(n) or _lost(n, "the process ended before its turn") for n in numbers]
 
-    # ---- record ----
-
-    def _note(self, event: str, **data: Any) -> None:
-        self.ledger.append(event, {"study": self.key, **data})
-
-    def _failed(self, config: Config, rung: int, outcome: Outcome, failure: Failure) -> None:
-        if self.memo.get(self.key, config.key, rung) is None:
-            self._note("failed", config=config.key, rung=rung, outcome=outcome.value, failure=to_json(failure))
-
-    def _record(self, search: StudySearch, request: Request, answer: Answer) -> None:
-        config = search.trials[request.number].config
-        if answer.measurement is not None:
-            self._note("measured", config=config.key, rung=request.rung, measurement=to_json(answer.measurement))
-        else:
-            self._failed(config, request.rung, answer.outcome, answer.why)
-
-    def _remember(self, search: StudySearch, request: Request) -> Answer | None:
-        known = self.memo.get(self.key, search.trials[request.number].config.key, request.rung)
-        return answer_from_json(request.number, known) if known is not None else None
-
-    def _decide(self, search: StudySearch, decisions: Sequence[Decision]) -> None:
-        for decision in decisions:
-            if decision.kind == "bucket_closed":
-                self._note("bucket_closed", bucket=decision.number, reason=decision.reason)
-                continue
-            trial = search.trials[decision.number]
-            data: dict[str, Any] = {"config": trial.config.key, "rung": trial.rung, "reason": decision.reason}
-            if decision.kind == "merged" and trial.merged_into is not None:
-                data["into"] = search.trials[trial.merged_into].config.key
-            self._note(decision.kind, **data)
-
     def _without_trials(self) -> StudyResult:
         planned = self.planned
         skipped = bool(planned.skipped)
@@ -355,7 +326,7 @@ class Contest:
         reason = planned.skipped or "no point of the space is legal here: " + "; ".join(
             f"{count} removed by {rule}" for rule, count in planned.removed.items()
         )
-        self._note("skipped" if skipped else "no_winner", status=status.value, reason=reason)
+        self.minutes.note("skipped" if skipped else "no_winner", status=status.value, reason=reason)
         return StudyResult(
             study=planned.study, status=status, reason=reason, removed=planned.removed, num_points=planned.num_points
         )

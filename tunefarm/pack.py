@@ -51,10 +51,16 @@ class Match:
 
     @property
     def label(self) -> str:
-        """For people: `n_cols in (724, 1448], x bf16`."""
-        dims = [f"{k} in ({v[0]}, {v[1]}]" if isinstance(v, tuple) else f"{k}={v}" for k, v in self.dims.items()]
-        facts = [f"{k} {v}" for k, v in sorted(self.facts.items())]
-        return ", ".join(dims + sorted(set(self.dtypes.values())) + facts)
+        """For people: `n_cols in (724, 1448] div16, bf16`. What goes without saying is left out."""
+        parts = []
+        for name, value in self.dims.items():
+            if isinstance(value, tuple):
+                parts.append(f"{name} in ({value[0]}, {value[1]}] {self.facts.get(name, 'not div16')}")
+            else:
+                parts.append(f"{name}={value}")
+        parts += dict.fromkeys(self.dtypes.values())
+        parts += [f"{name} unaligned" for name in self.dtypes if name not in self.facts]
+        return ", ".join(parts + [f"no {name}" for name, fact in self.facts.items() if fact == "none"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from tunefarm.config import Config
 from tunefarm.contest import Contest, Got, Steps, Want
 from tunefarm.dispatch import Dispatch, Done
 from tunefarm.errors import InfrastructureError
+from tunefarm.minutes import Minutes
 from tunefarm.plan import PlannedStudy
 from tunefarm.record.memo import Memo
 from tunefarm.record.tracking import Tracker
@@ -103,7 +104,8 @@ class Sweep:
         incumbents = incumbents or {}
         self.contests = [
             Contest(
-                experiment=resolved.experiment, planned=study, ledger=ledger, memo=memo, eager=self.eager,
+                experiment=resolved.experiment, planned=study, eager=self.eager,
+                minutes=Minutes(study=study.study.key, ledger=ledger, memo=memo),
                 incumbent=incumbents.get(study.study.key),
             )
             for study in planned

@@ -5,12 +5,14 @@ from __future__ import annotations
 import typer
 
 from tunefarm import __version__
-from tunefarm.cli import EXIT_CODES
 from tunefarm.cli.doctor import doctor
 from tunefarm.cli.pack import app as pack
 from tunefarm.cli.plan import plan
 from tunefarm.cli.record import record
 from tunefarm.cli.sweep import sweep
+
+EXIT_CODES = """Exit codes: 0 done; 1 partial (some study has no winner); 2 something to mend in what you wrote or asked
+for; 3 a machine, process or service failed; 130 interrupted."""
 
 app = typer.Typer(
     no_args_is_help=True,

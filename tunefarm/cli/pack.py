@@ -1,6 +1,77 @@
-"""placeholder"""
+"""`tunefarm pack`: looking into packs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
-app = typer.Typer()
+
+from tunefarm.cli.terminal import console, time_text
+from tunefarm.pack import Row, Table, load_pack
+
+if TYPE_CHECKING:
+    from rich.table import Table as Grid
+
+app = typer.Typer(help="Look into config packs.", no_args_is_help=True)
+
+
+@app.callback()
+def pack() -> None:
+    """Look into config packs."""
+
+
 @app.command()
-def show() -> None:
-    """x"""
+def show(
+    file: Annotated[Path, typer.Argument(help="the pack")],
+    as_json: Annotated[bool, typer.Option("--json", help="the pack as one line of JSON")] = False,
+) -> None:
+    """Show what a pack holds and where it comes from, after checking that nobody changed it."""
+    loaded = load_pack(file)
+    if as_json:
+        typer.echo(json.dumps(json.loads(file.read_text(encoding="utf-8"))))
+        return
+    out = console()
+    rows, tables = _count(loaded.num_rows, "row"), _count(len(loaded.tables), "table")
+    out.print(f"{file}: {rows} in {tables}, digest {loaded.digest[:12]}", markup=False)
+    for table in loaded.tables:
+        for line in _heading(table):
+            out.print(line, markup=False)
+        out.print(_grid(table.rows))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _heading(table: Table) -> list[str]:
+    origin, device = table.provenance, table.device
+    replayed = " -- REPLAYED from a landscape, not measured by this sweep" if origin.source == "replayed" else ""
+    tools = ", ".join(f"{name} {version}" for name, version in sorted(origin.toolchain.items()))
+    return [
+        "",
+        f"{table.kernel} on {device.name} ({device.arch}, {device.num_sms} SMs){replayed}",
+        f"  source {table.source_hash[:12]}  key {table.key[:12]}  timer {origin.timer}  {tools}",
+        f"  sweep {origin.sweep} of {origin.created}, tunefarm {origin.tunefarm}",
+    ]
+
+
+def _grid(rows: tuple[Row, ...]) -> Grid:
+    from rich import box
+    from rich.table import Table as Grid
+
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
+    numbers = {"time", "default", "gain", "margin"}
+    for name in ("calls", "config", "time", "default", "gain", "margin"):
+        grid.add_column(name, justify="right" if name in numbers else "left")
+    for row in rows:
+        grid.add_row(
+            row.match.label.replace("[", r"\["),
+            str(row.config),
+            time_text(row.median_ms),
+            time_text(row.default_ms) if row.default_ms is not None else "n/a",
+            f"{row.gain:.2f}x" if row.gain is not None else "n/a",
+            f"{row.margin:.1%}" if row.margin is not None else "n/a",
+        )
+    return grid

@@ -154,9 +154,11 @@ def _compete(
         status = "FINISHED"
     finally:
         unwritten = tracker.close(status=status)
+    startup_s = sum(contest.startup_s for contest in competition.contests)
     facts = {
         "compiled": board.num_compiled, "from_store": board.num_from_store,
-        "build_s": round(sum(r.build_s for r in results), 2), "gpu_held_s": round(dispatch.held_s, 2),
+        "build_s": round(sum(r.build_s for r in results), 2), "gpu_held_s": round(dispatch.held_s - startup_s, 2),
+        "gpu_startup_s": round(startup_s, 2),
         "compiled_by_measuring": sum(r.num_compiled for r in results), "ledger": str(ledger.path),
         "tracking": uri, "notices": [*dispatch.notices, *(f"not in MLflow: {label}" for label in unwritten)],
         "pack": _export(resolved, results, ledger),
@@ -231,7 +233,8 @@ def _print_closing(results: Sequence[StudyResult], facts: dict[str, Any], *, qui
         out.print(f"NOT MEASURED: {', '.join(unmeasured)}: compiled and checked only; nothing is exported for it.")
     out.print(
         f"compiled {facts['compiled']} ({facts['from_store']} more from the store), {facts['build_s']:.1f} CPU s; "
-        f"GPU held {facts['gpu_held_s']:.1f} s, kernels compiled there: {facts['compiled_by_measuring']}; "
+        f"GPU held {facts['gpu_held_s']:.1f} s (and {facts['gpu_startup_s']:.1f} s of start-up), kernels compiled "
+        f"there: {facts['compiled_by_measuring']}; "
         f"wall {facts['wall_s']:.1f} s"
     )
     out.print(

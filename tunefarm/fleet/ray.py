@@ -20,7 +20,7 @@ from tunefarm.errors import InfrastructureError, SpecError, WorkerLost
 from tunefarm.fleet.cpus import available_cpus
 from tunefarm.fleet.parcel import Reply, perform
 from tunefarm.fleet.post import Post, close_all
-from tunefarm.seams import Worker
+from tunefarm.seams import Retire, Worker
 
 _TOKEN = secrets.token_hex(32)
 """What a local cluster asks of its callers; one for all, because Ray reads it once per process."""
@@ -199,7 +199,7 @@ class RayFleet:
         return worker
 
     def _introduce(self, probe: Callable[[], Device]) -> None:
-        """Starts the measuring workers, all at once, and learns where they are and which GPU they hold."""
+        """Learns where the measuring workers are and which GPU each holds."""
         answers = [self.submit(partial(_introduction, probe), worker.name) for worker in self._workers]
         self._workers = [
             replace(worker, device=device, node=node)
@@ -207,8 +207,10 @@ class RayFleet:
         ]
 
 
-def _introduction(probe: Callable[[], Device]) -> tuple[Device, str]:
-    return probe(), socket.gethostname()
+def _introduction(probe: Callable[[], Device]) -> Retire:
+    # Asking for its properties gave the process a CUDA context. It ends here, so that no GPU is held before the first
+    # measurement: compiling comes in between.
+    return Retire((probe(), socket.gethostname()))
 
 
 def _connect(address: str | None, *, use_gpus: bool, log_to_driver: bool) -> bool:

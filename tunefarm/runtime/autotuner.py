@@ -159,5 +159,5 @@ def _fall_back(tuner: Any, binding: Binding, args: Sequence[Any], kwargs: dict[s
     if not binding.tunes_itself:
         return _launch(tuner, binding.fall_back_config(args, kwargs), args, kwargs)
     launched = binding.stock.run(*args, **kwargs)
-    tuner.best_config = binding.stock.best_config
+    tuner.best_config = getattr(binding.stock, "best_config", None)
     return launched

@@ -178,7 +178,7 @@ class Binding:
     def _miss(self, problem: Problem, listed: Shortlist, reason: str) -> Tally:
         terms = ACTIVE.terms
         if terms is None:
-            return ACTIVE.miss(self.signature.name, problem, "no pack is active")
+            return Tally()
         reason = reason or explain(listed.offers, listed.refused, problem, self.signature.specialised)
         if terms.strict or terms.on_miss == "error":
             raise MissError(
@@ -240,7 +240,7 @@ class Binding:
         """Appends the packs' configs to the declared ones; a config that is declared keeps its place and its hook."""
         listed = list(self.stock.configs)
         hooks = {id(config.pre_hook): config.pre_hook for config in listed}
-        self._positions = {}
+        positions: dict[Config, int] = {}
         for config in dict.fromkeys(configs):
             made = triton_config(config)
             same = (i for i, other in enumerate(listed) if other.all_kwargs() == made.all_kwargs())
@@ -253,8 +253,9 @@ class Binding:
                     )
                     continue
                 listed.append(triton_config(config, pre_hook=next(iter(hooks.values()))))
-            self._positions[config] = position
-        self._all_configs = listed
+            positions[config] = position
+        # Assigned whole: another thread may be choosing.
+        self._positions, self._all_configs = positions, listed
 
     # What a trace asks.
 

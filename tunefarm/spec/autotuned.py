@@ -159,7 +159,8 @@ def read_autotuned(kernel: Any) -> Autotuned | None:
     signature = signature_of(kernel)
     if len(tuners) > 1:
         raise SpecError(f"kernel {signature.kernel} is autotuned twice", hint="keep one @triton.autotune")
-    tuner = tuners[0]
+    # A kernel under tunefarm.autotune keeps what its author declared apart from what packs add.
+    tuner = getattr(tuners[0], "declared", tuners[0])
     if getattr(tuner, "user_defined_pre_hook", False) or getattr(tuner, "user_defined_post_hook", False):
         raise SpecError(
             f"@triton.autotune of {signature.kernel} has its own pre_hook or post_hook, which runs only while tuning",

@@ -1,0 +1,155 @@
+"""Kernels obey packs inside torch.compile: what Dynamo captures, seen on a CPU.
+
+The traces are those of a machine with a GPU, as far as capturing goes: torch is told that Triton can be used, and a
+backend of our own looks at the graph that Dynamo captured instead of compiling it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import triton
+from runtime_kernels import LADDER, SM_90, Seen, block, foreign, make_pack, make_row, own, pruned, restoring
+
+from tunefarm.runtime.activation import activate, deactivate, install, report
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    deactivate()
+    torch._dynamo.reset()
+    yield
+    deactivate()
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda *_: True)
+    return Seen()
+
+
+def compiled(kernel: Any, seen: Seen, *, dynamic: bool = True) -> Callable[[torch.Tensor], torch.Tensor]:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x)
+        n = x.shape[0]
+        kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, y, n)
+        return y
+
+    return torch.compile(double, backend=seen, fullgraph=True, dynamic=dynamic)
+
+
+def test_tf_062_one_graph_and_one_config_per_range(seen: Seen) -> None:
+    activate(make_pack(own, *LADDER), device=SM_90)
+    double = compiled(own, seen)
+    for n in (256, 320, 512, 144, 1024, 640, 2048):
+        double(torch.zeros(n))
+    assert seen.blocks == [[128], [256], [512]]
+    assert [(hit.config.split()[0], hit.graphs, hit.launches) for hit in report().hits] == [
+        ("BLOCK=128", 1, 0), ("BLOCK=256", 1, 0), ("BLOCK=512", 1, 0),
+    ]  # fmt: skip
+
+
+def test_static_shapes_take_their_range_too(seen: Seen) -> None:
+    activate(make_pack(own, *LADDER), device=SM_90)
+    for n in (256, 1024, 4096):
+        compiled(own, seen, dynamic=False)(torch.zeros(n))
+    assert seen.blocks == [[128], [512], [64]]
+
+
+def test_a_call_that_no_row_answers_compiles_the_default(seen: Seen) -> None:
+    activate(make_pack(own, *LADDER), device=SM_90)
+    double = compiled(own, seen)
+    double(torch.zeros(250))  # no multiple of 16
+    double(torch.zeros(350))
+    double(torch.zeros(256, dtype=torch.bfloat16))
+    assert seen.blocks == [[64], [64]]
+    assert report().num_misses == 2
+    assert all(miss.graphs == 1 for miss in report().misses)
+
+
+def test_without_a_pack_the_default_is_compiled_and_nothing_else(seen: Seen) -> None:
+    compiled(own, seen)(torch.zeros(256))
+    assert seen.blocks == [[64]]
+
+
+def test_a_pack_activated_later_is_seen(seen: Seen) -> None:
+    double = compiled(own, seen)
+    double(torch.zeros(256))
+    activate(make_pack(own, *LADDER), device=SM_90)
+    double(torch.zeros(256))
+    deactivate()
+    double(torch.zeros(256))
+    assert seen.blocks == [[64], [128], [64]]
+
+
+def test_an_installed_kernel_hits_and_otherwise_keeps_all_its_configs(seen: Seen) -> None:
+    assert install(foreign) == ["foreign"]
+    compiled(foreign, seen)(torch.zeros(256))
+    activate(make_pack(foreign, *LADDER), device=SM_90)
+    double = compiled(foreign, seen)
+    double(torch.zeros(256))
+    double(torch.zeros(4096))
+    assert seen.blocks == [[64, 32], [128], [64, 32]]
+
+
+def test_on_miss_default_leaves_an_installed_kernel_its_first_config(seen: Seen) -> None:
+    install(foreign)
+    activate(make_pack(own, *LADDER), device=SM_90, on_miss="default")
+    compiled(foreign, seen)(torch.zeros(256))
+    assert seen.blocks == [[64]]
+
+
+def test_on_a_miss_a_kernels_own_pruning_is_respected(seen: Seen) -> None:
+    install(pruned)
+    activate(make_pack(pruned, *LADDER), device=SM_90)
+    for n in (256, 4096, 16):
+        compiled(pruned, seen, dynamic=False)(torch.zeros(n))
+    assert seen.blocks == [[128], [32], [64]]
+
+
+def test_a_kernel_that_restores_is_never_benchmarked_on_live_data(seen: Seen) -> None:
+    """Torch drops restore_value of an autotuner that prunes, so several configs must not reach it."""
+    install(restoring)
+    compiled(restoring, seen)(torch.zeros(256))
+    torch._dynamo.reset()
+    activate(make_pack(restoring, *LADDER), device=SM_90)
+    double = compiled(restoring, seen)
+    double(torch.zeros(256))
+    double(torch.zeros(4096))
+    assert seen.blocks == [[64, 32], [128], [64]]
+
+
+def test_strict_names_the_difference_while_compiling(seen: Seen) -> None:
+    activate(make_pack(own, *LADDER), device=SM_90, strict=True)
+    with pytest.raises(Exception, match=r"x is bf16, tuned fp32"):
+        compiled(own, seen)(torch.zeros(256, dtype=torch.bfloat16))
+
+
+def test_options_that_torch_would_take_for_arguments_stay_eager(seen: Seen, caplog: pytest.LogCaptureFixture) -> None:
+    activate(make_pack(own, make_row(256, block(128, enable_fp_fusion=False))), device=SM_90)
+    compiled(own, seen)(torch.zeros(256))
+    assert seen.blocks == [[64]]
+    assert "enable_fp_fusion for an argument" in caplog.text
+
+
+def test_guards_do_not_grow_with_the_table(seen: Seen) -> None:
+    """Host cost of a compiled call: a guard per row would be paid on every step."""
+    sizes = []
+    for num in (3, 300):
+        torch._dynamo.reset()
+        deactivate()
+        rows = [make_row(16 * i, block(128), bounds=(16 * i - 16, 16 * i)) for i in range(1, num + 1)]
+        activate(make_pack(own, *rows), device=SM_90)
+
+        def double(x: torch.Tensor) -> torch.Tensor:
+            y = torch.empty_like(x)
+            own[(1,)](x, y, x.shape[0])
+            return y
+
+        torch.compile(double, backend=seen, fullgraph=True, dynamic=True)(torch.zeros(48))
+        entry = torch._dynamo.eval_frame._debug_get_cache_entry_list(double.__code__)[0]
+        sizes.append(str(entry.guard_manager).count("\n"))
+    assert sizes[1] <= sizes[0] + 10

@@ -1,0 +1,30 @@
+"""The `tunefarm` command, also `python -m tunefarm.cli`: turns exceptions into one line and an exit code."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from tunefarm.errors import TunefarmError
+
+
+def main() -> None:
+    """Runs the command line."""
+    try:
+        from tunefarm.cli.app import app
+    except ModuleNotFoundError as e:
+        print(f"error: {e.name} is not installed (pip install 'tunefarm[client]')", file=sys.stderr)
+        sys.exit(2)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        app()
+    except TunefarmError as e:
+        print(f"error: {e}", file=sys.stderr)
+        sys.exit(e.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted: what was measured is in the ledger; the same command goes on from there", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

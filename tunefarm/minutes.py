@@ -1,0 +1,64 @@
+"""Minutes: what a contest writes into the ledger, and what it finds there from an earlier driver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tunefarm.bench.meter import Answer, answer_from_json, answer_to_json
+from tunefarm.config import Config
+from tunefarm.record.memo import Memo
+from tunefarm.seams import Ledger
+from tunefarm.search.decisions import Decision
+from tunefarm.trial import Build, Trial, to_json
+
+UNMEASURED = -1
+"""The rung of what happened before any measurement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Minutes:
+    """One study's part of the ledger.
+
+    Attributes:
+        study: its key.
+        ledger: where it is written.
+        memo: what the ledger knew when this driver opened it; what is in there is not written again.
+    """
+
+    study: str
+    ledger: Ledger
+    memo: Memo
+
+    def note(self, event: str, **data: Any) -> None:
+        """Writes an event of this study."""
+        self.ledger.append(event, {"study": self.study, **data})
+
+    def built(self, config: Config, build: Build) -> None:
+        """A config was compiled, now or earlier."""
+        if self.memo.build(self.study, config.key) is None:
+            self.note("built", config=config.key, build=to_json(build))
+
+    def answered(self, config: Config, rung: int, answer: Answer) -> None:
+        """A config was measured at a rung, or failed there."""
+        if self.memo.get(self.study, config.key, rung) is None:
+            event = "measured" if answer.measurement is not None else "failed"
+            self.note(event, config=config.key, rung=rung, **answer_to_json(answer))
+
+    def remember(self, number: int, config: Config, rung: int) -> Answer | None:
+        """What an earlier driver found out about a config at a rung."""
+        known = self.memo.get(self.study, config.key, rung)
+        return answer_from_json(number, known) if known is not None else None
+
+    def decided(self, decisions: Sequence[Decision], trials: Sequence[Trial]) -> None:
+        """What the search decided. Always written: a driver that goes on decides the same again, and shows it."""
+        for decision in decisions:
+            if decision.kind == "bucket_closed":
+                self.note(decision.kind, bucket=decision.number, reason=decision.reason)
+                continue
+            trial = trials[decision.number]
+            data: dict[str, Any] = {"config": trial.config.key, "rung": trial.rung, "reason": decision.reason}
+            if decision.kind == "merged" and trial.merged_into is not None:
+                data["into"] = trials[trial.merged_into].config.key
+            self.note(decision.kind, **data)
