@@ -57,7 +57,8 @@ HOUSE = """
     bench.telemetry         torch pynvml
     bench.meter
     bench.replay
-    bench.gpu               torch triton
+    bench.loaded            torch triton
+    bench.gpu               torch
     bench.worker            triton
 
     search

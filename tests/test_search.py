@@ -155,6 +155,15 @@ def test_on_demand_only_what_is_asked_is_built_and_a_late_twin_is_merged_unmeasu
     assert min(map(time_ms, SPACE)) * 1.05 > time_ms(farm.finals().config)
 
 
+def test_on_demand_a_twin_of_the_incumbent_that_comes_before_it_is_merged_in_peace():
+    best = Config(params={"ROWS": 2, "BLOCK": 2048}, options={"num_warps": 8, "num_stages": 3})
+    farm = Farm(study(default=best, stop_gain=0.0, max_trials=len(SPACE)), binary=plain_loop).explore()
+    twins = [t for t in farm.search.trials if time_ms(t.config) == time_ms(best) and t.config != best]
+    number = next(t.number for t in farm.search.trials if t.config == best)
+    assert any(t.outcome is Outcome.MERGED and t.merged_into == number and t.number < number for t in twins)
+    assert farm.finals().config == best
+
+
 def test_look_ahead_names_what_is_pending_first_and_then_the_promising():
     farm = Farm(study(batch=4))
     requests = farm.search.ask()

@@ -136,8 +136,7 @@ def test_a_study_with_a_winner_reads_well(store: Store) -> None:
     assert child.data.metrics == pytest.approx(
         {
             "time_us": 40.4, "default_time_us": 84.0, "gain": 2.079, "margin": 0.1, "bandwidth_tbps": 3.32,
-            "candidates": 4, "buckets": 41, "measured": 2, "failed": 1, "build_s": 12.5, "gpu_busy_s": 1.5,
-            "gpu_held_s": 2.0, "best_time_us": 40.4,
+            "candidates": 4, "buckets": 41, "measured": 2, "failed": 1, "build_s": 12.5, "best_time_us": 40.4,
         },
         rel=1e-3,
     )  # fmt: skip
@@ -187,6 +186,11 @@ def test_every_candidate_is_in_the_table(store: Store) -> None:
     assert shown == [{"path": "trials.json", "type": "table"}], "what makes MLflow's UI show it as a table"
 
 
+def test_only_what_was_measured_cost_gpu_seconds() -> None:
+    told = {source: card(replace(won("s"), source=source)).metrics for source in ("replayed", "measured")}
+    assert told["measured"].items() - told["replayed"].items() == {("gpu_busy_s", 1.5), ("gpu_held_s", 2.0)}
+
+
 def test_a_study_without_winner_is_a_failed_run_without_times(store: Store) -> None:
     """TF-118: nothing infinite or NaN is stored, and the fastest run by time is a real winner."""
     origin = store.origin()
@@ -194,7 +198,7 @@ def test_a_study_without_winner_is_a_failed_run_without_times(store: Store) -> N
     parent, (winner, failed) = store.runs(origin)
     assert failed.info.status == "FAILED"
     assert failed.data.tags["tunefarm.status"] == "no_winner"
-    assert failed.data.metrics == {"candidates": 1, "buckets": 41, "measured": 0, "failed": 1, "gpu_held_s": 2.0}
+    assert failed.data.metrics == {"candidates": 1, "buckets": 41, "measured": 0, "failed": 1}
     assert "bad tile" in failed.data.tags["mlflow.note.content"]
     assert parent.data.metrics["studies"] == 2
     best = store.client.search_runs([parent.info.experiment_id], "metrics.time_us > 0", order_by=["metrics.time_us"])

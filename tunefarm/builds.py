@@ -47,6 +47,7 @@ class BuildBoard:
         self._slots: dict[tuple[FrozenMap[Value], int, Config], Slot] = {}
         self._known: dict[str, tuple[Build, Artifact] | tuple[Outcome, Failure]] = {}
         self.num_compiled = 0
+        self.build_s = 0.0
         self.num_from_store = 0
 
     def slot(self, planned: PlannedStudy, config: Config) -> Slot:
@@ -88,6 +89,7 @@ class BuildBoard:
         """Keeps what a build worker made, or how it failed."""
         if built.build is not None and built.artifact is not None:
             self._known[key] = built.build, built.artifact
+            self.build_s += built.build.build_s
             self._store.put(key, built.build, built.artifact)
         else:
             assert built.failure is not None

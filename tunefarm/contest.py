@@ -31,8 +31,8 @@ from tunefarm.trial import (
     to_json,
 )
 
-LOOK_AHEAD = 2
-"""Batches compiled ahead of the search where not everything is compiled beforehand."""
+NUM_SAMPLED = 16
+"""Candidates compiled for a device that nobody can measure, where not everything is compiled beforehand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +57,12 @@ class Got:
     Attributes:
         built: by config, in the order wanted.
         answers: by question, in the order wanted; a string says why a question was given up for good.
+        spent: the budget that is spent, or empty; builds and answers may be missing then.
     """
 
     built: tuple[Built, ...] = ()
     answers: tuple[Answers | str, ...] = ()
+    spent: str = ""
 
 
 Steps: TypeAlias = Generator[Want, Got, Any]
@@ -98,33 +100,40 @@ class Contest:
     _costs: _Costs = field(default_factory=_Costs)
     _toolchain: FrozenMap[str] = field(default_factory=FrozenMap)
     _reference_ms: float | None = None
+    _spent: str = ""
 
     def run_through(self) -> Generator[Want, Got, StudyResult]:
         """The story of the study."""
         planned = self.planned
         self.minutes.note(
             "study", label=planned.study.label, candidates=len(planned.candidates), points=planned.num_points,
-            removed=dict(planned.removed), meter=planned.target.meter,
+            removed=dict(planned.removed), meter=planned.target.meter, eager=self.eager,
+            incumbent=self.incumbent.to_json() if self.incumbent else None,
         )  # fmt: skip
         if planned.skipped or not planned.candidates:
             return self._without_trials()
         search = self._search()
         if self.eager:
-            yield from self._build(search, range(len(search.trials)))
-        if not planned.target.meter:
+            # A kernel that never compiles is given up after a few attempts, so there may be more than one round.
+            while not self._spent and (numbers := search.wants_builds(len(search.trials))):
+                yield from self._build(search, numbers)
+        if not planned.target.meter and not search.ended:
             if not self.eager:
-                leaders = sorted({n for bucket in search.form_buckets() for n in bucket.representatives[:1]})
+                leaders = [bucket.representatives[0] for bucket in search.form_buckets()][:NUM_SAMPLED]
                 yield from self._build(search, leaders)
             search.form_buckets()
             return self._result(search, Status.NOT_MEASURED, _no_meter(planned, self._num_built))
         yield from self._explore(search)
         winner = yield from self._finals(search)
         if winner is None:
-            reason = search.ended or "no candidate could be measured"
+            reason = self._ended(search) or "no candidate could be measured"
             self.minutes.note("no_winner", status=Status.NO_WINNER.value, reason=reason)
             return self._result(search, Status.NO_WINNER, reason)
         self.minutes.note("winner", winner=to_json(winner))
-        return dataclasses.replace(self._result(search, Status.WINNER, search.ended), winner=winner)
+        return dataclasses.replace(self._result(search, Status.WINNER, self._ended(search)), winner=winner)
+
+    def _ended(self, search: StudySearch) -> str:
+        return search.ended or (f"budget {self._spent} is spent" if self._spent else "")
 
     def _search(self) -> StudySearch:
         experiment, planned = self.experiment, self.planned
@@ -149,19 +158,20 @@ class Contest:
 
     # ---- build ----
 
-    def _build(self, search: StudySearch, numbers: Iterable[int], ahead: Sequence[int] = ()) -> Steps:
+    def _build(self, search: StudySearch, numbers: Iterable[int]) -> Steps:
         """Compiles candidates, and tells the search of those that cannot run and of those that are equal."""
         trials = search.trials
         wanted = [n for n in numbers if trials[n].outcome is Outcome.OK and trials[n].build is None]
         missing = [
             trials[n].config for n in wanted if trials[n].config not in self._built and not self._known(trials[n])
         ]
-        if missing or ahead:
-            got = yield Want(builds=tuple(missing), ahead=tuple(trials[n].config for n in ahead))
+        if missing:
+            got = yield Want(builds=tuple(missing))
+            self._spent = got.spent
             for built in got.built:
                 self._built[built.config] = built
                 self._costs.build_s += built.build.build_s if built.build else 0.0
-        told = [self._after_build(trials[n]) for n in wanted]
+        told = [self._after_build(trials[n]) for n in wanted if trials[n].config in self._built]
         for trial in told:
             if trial.failure is not None:
                 failed = Answer(number=trial.number, outcome=trial.outcome, failure=trial.failure)
@@ -194,14 +204,10 @@ class Contest:
 
     def _explore(self, search: StudySearch) -> Steps:
         """Batch after batch: compile what is asked, measure it on its rung, let the search decide."""
-        while requests := search.ask():
-            ahead = () if self.eager else search.wants_builds(LOOK_AHEAD * self.experiment.search.batch)
-            asked = {request.number for request in requests}
-            yield from self._build(search, sorted(asked), [n for n in ahead if n not in asked])
-            pending = search.pending
-            answers = yield from self._measure(search, pending)
-            for request in pending:
-                answer = answers[request]
+        while not self._spent and (requests := search.ask()):
+            yield from self._build(search, sorted({request.number for request in requests}))
+            answers = yield from self._measure(search, search.pending)
+            for request, answer in sorted(answers.items(), key=lambda item: item[0].number):
                 if answer.measurement is not None:
                     decisions = search.tell(request.number, answer.measurement)
                     self._watch(search)
@@ -216,17 +222,15 @@ class Contest:
             self.best_ms.append(min(medians))
 
     def _measure(self, search: StudySearch, requests: Sequence[Request]) -> Generator[Want, Got, dict[Request, Answer]]:
-        """Answers to requests: from the ledger where it knows them, else from a meter."""
+        """Answers to requests: from the ledger where it knows them, else from a meter while the budget lasts."""
         trials = search.trials
         remembered = ((r, self.minutes.remember(r.number, trials[r.number].config, r.rung)) for r in requests)
         answers = {request: answer for request, answer in remembered if answer is not None}
         fresh = [request for request in requests if request not in answers]
-        while fresh:
+        while fresh and not self._spent:
             groups = [[r for r in fresh if r.rung == rung] for rung in sorted({r.rung for r in fresh})]
             found = yield from self._ask(search, groups)
-            if not found:
-                # The whole batch was lost: each candidate is tried by itself, so that one cannot cost the others.
-                found = yield from self._ask(search, [[request] for request in fresh])
+            assert found or self._spent, "a meter answers at least its first candidate"
             for request, answer in found.items():
                 self.minutes.answered(trials[request.number].config, request.rung, answer)
             answers |= found
@@ -240,16 +244,24 @@ class Contest:
             self._question(search, [r.number for r in group], group[0].rung, RUNGS[group[0].rung].num_samples)
             for group in groups
         ]
-        got = yield Want(questions=tuple(questions))
+        # While the GPU measures, the CPUs compile what the search is likely to ask for next.
+        ahead = () if self.eager else search.wants_builds(self.experiment.search.batch)
+        got = yield Want(questions=tuple(questions), ahead=tuple(search.trials[n].config for n in ahead))
+        self._spent = got.spent
         found: dict[Request, Answer] = {}
+        lost: list[Request] = []
         for group, result in zip(groups, got.answers, strict=True):
-            if isinstance(result, str):
-                if len(group) == 1:
-                    found[group[0]] = _lost(group[0].number, result)
-                continue
-            self._count(result)
-            by_number = {request.number: request for request in group}
-            found |= {by_number[answer.number]: answer for answer in result.answers}
+            if not isinstance(result, str):
+                self._count(result)
+                by_number = {request.number: request for request in group}
+                found |= {by_number[answer.number]: answer for answer in result.answers}
+            elif len(group) > 1:
+                lost += group
+            elif not self._spent:
+                found[group[0]] = lost_answer(group[0].number, result)
+        if lost and not self._spent:
+            # Each of a lost batch is tried by itself, so that one candidate cannot cost the others.
+            found |= yield from self._ask(search, [[request] for request in lost])
         return found
 
     def _question(self, search: StudySearch, numbers: Sequence[int], rung: int, num_samples: int) -> Question:
@@ -314,10 +326,10 @@ class Contest:
         got = yield Want(questions=(question,))
         (result,) = got.answers
         if isinstance(result, str):
-            return [_lost(number, result) for number in numbers]
+            return [lost_answer(number, result) for number in numbers]
         self._count(result)
         found = {answer.number: answer for answer in result.answers}
-        return [found.get(n) or _lost(n, "the process ended before its turn") for n in numbers]
+        return [found.get(n) or lost_answer(n, "the process ended before its turn") for n in numbers]
 
     def _without_trials(self) -> StudyResult:
         planned = self.planned
@@ -364,7 +376,8 @@ def _no_meter(planned: PlannedStudy, num_built: int) -> str:
     )
 
 
-def _lost(number: int, reason: str) -> Answer:
+def lost_answer(number: int, reason: str) -> Answer:
+    """The answer for a candidate that no process survived, or survived in time."""
     timed_out = "killed after" in reason
     return Answer(
         number=number, outcome=Outcome.TIMEOUT if timed_out else Outcome.CRASHED,

@@ -146,8 +146,19 @@ def plan(resolved: Resolved, targets: Sequence[Target]) -> list[PlannedStudy]:
     for target in targets:
         if target.meter == "replay":
             check_landscape(target, resolved.workload)
-        studies += [_plan_study(resolved, target, spec) for spec in resolved.experiment.problems]
+        for spec in resolved.experiment.problems:
+            try:
+                studies.append(_plan_study(resolved, target, spec))
+            except SpecError as e:
+                raise located(e, resolved.experiment) from None
     return studies
+
+
+def located(error: Exception, experiment: Experiment) -> Exception:
+    """An error of the workload, said of the experiment that names it where it says no place itself."""
+    if not isinstance(error, SpecError) or error.file:
+        return error
+    return experiment.error(error.key or "workload", str(error.args[0]), error.hint)
 
 
 def _plan_study(resolved: Resolved, target: Target, spec: ProblemSpec) -> PlannedStudy:

@@ -21,7 +21,7 @@ from tunefarm.contest import Contest, Got, Steps, Want
 from tunefarm.dispatch import Dispatch, Done
 from tunefarm.errors import InfrastructureError
 from tunefarm.minutes import Minutes
-from tunefarm.plan import PlannedStudy
+from tunefarm.plan import PlannedStudy, located
 from tunefarm.record.memo import Memo
 from tunefarm.record.tracking import Tracker
 from tunefarm.schedule.events import Job
@@ -55,7 +55,7 @@ class Watcher(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Desk:
     """A contest, and what it waits for."""
 
@@ -98,18 +98,14 @@ class Sweep:
         incumbents: dict[str, Config] | None = None,
     ) -> None:
         self._dispatch, self._board, self._tracker, self._watcher = dispatch, board, tracker, watcher
+        self._experiment = resolved.experiment
         missing = self._missing(planned)
-        self.eager = missing * BUILD_S / max(1, num_builders) <= EAGER_S
-        self._num_builds = missing if self.eager else 0
-        incumbents = incumbents or {}
+        self._num_builds = missing if missing * BUILD_S / max(1, num_builders) <= EAGER_S else 0
+        eager = not missing or self._num_builds > 0
         self.contests = [
-            Contest(
-                experiment=resolved.experiment, planned=study, eager=self.eager,
-                minutes=Minutes(study=study.study.key, ledger=ledger, memo=memo),
-                incumbent=incumbents.get(study.study.key),
-            )
+            _contest(resolved, study, Minutes(study=study.study.key, ledger=ledger, memo=memo), eager, incumbents or {})
             for study in planned
-        ]  # fmt: skip
+        ]
         self._desks: list[_Desk] = []
         self._by_job: dict[str, list[_Desk]] = {}
         self._building: set[str] = set()
@@ -145,9 +141,11 @@ class Sweep:
             done = self._dispatch.wait()
             if not done:
                 raise InfrastructureError("the sweep waits for nothing", hint="please report this")
-            for each in done:
-                for desk in self._arrive(each):
-                    self._resume(desk, self._got(desk), ended)
+            ready = [desk for each in done for desk in self._arrive(each)]
+            if self._dispatch.spent:
+                ready += self._leave_unbuilt()
+            for desk in ready:
+                self._resume(desk, self._got(desk), ended)
             self._watcher.moved(self._board, self.contests)
         self.results = [ended[id(desk)] for desk in self._desks]
         return self.results
@@ -218,7 +216,7 @@ class Sweep:
     def _arrive(self, done: Done) -> list[_Desk]:
         """Takes in a finished job; returns the contests that have all they waited for."""
         if done.error is not None:
-            raise done.error
+            raise located(done.error, self._experiment)
         desks = self._by_job.pop(done.job, [])
         kind, _, key = done.job.partition(":")
         if kind == "build":
@@ -234,13 +232,37 @@ class Sweep:
             desk.waiting.discard(done.job)
         return [desk for desk in desks if not desk.waiting]
 
+    def _leave_unbuilt(self) -> list[_Desk]:
+        """Desks that wait for builds which nobody will measure any more, freed of that."""
+        left = [desk for desk in self._desks if desk.waiting and not desk.questions]
+        for desk in left:
+            for job_id in desk.waiting:
+                self._by_job[job_id].remove(desk)
+            desk.waiting.clear()
+        return left
+
     def _got(self, desk: _Desk) -> Got:
-        built = []
-        for config in desk.want.builds:
-            found = self._board.find(self._board.slot(desk.contest.planned, config), config)
-            assert found is not None, "a desk goes on when its builds are there"
-            built.append(found)
-        return Got(built=tuple(built), answers=tuple(desk.answers[name] for name in desk.questions))
+        found = [self._board.find(self._board.slot(desk.contest.planned, c), c) for c in desk.want.builds]
+        return Got(
+            built=tuple(built for built in found if built is not None),
+            answers=tuple(desk.answers[name] for name in desk.questions),
+            spent=self._dispatch.spent,
+        )
+
+
+def _contest(
+    resolved: Resolved, planned: PlannedStudy, minutes: Minutes, eager: bool, incumbents: dict[str, Config]
+) -> Contest:
+    """A contest on the terms under which it was first begun, if the ledger knows them: they decide what it asks."""
+    incumbent = incumbents.get(minutes.study)
+    begun = minutes.memo.study(minutes.study)
+    if begun is not None:
+        eager = begun["eager"]
+        incumbent = Config.from_json(begun["incumbent"]) if begun["incumbent"] else None
+        incumbent = incumbent if incumbent in planned.candidates else None
+    return Contest(
+        experiment=resolved.experiment, planned=planned, minutes=minutes, eager=eager, incumbent=incumbent
+    )  # fmt: skip
 
 
 def built_by(done: Done) -> Built:

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from tunefarm import landscape as landscapes
+from tunefarm.bench.build import launch_options, triton_version
 from tunefarm.bench.meter import Answers, Candidate, Question
 from tunefarm.bench.worker import BuildRequest, build, measure
-from tunefarm.bench.build import launch_options, triton_version
 from tunefarm.cli.opening import FleetKind, live_devices, open_fleet
 from tunefarm.config import Config
 from tunefarm.pack import load_pack

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
+import re
 import shutil
 import tempfile
 import time
@@ -16,6 +18,7 @@ from typing import Any
 from tunefarm.bench.cubin import resources
 from tunefarm.bench.launch import Launch
 from tunefarm.document import digest
+from tunefarm.errors import InfrastructureError
 from tunefarm.frozen import FrozenMap
 from tunefarm.trial import Build, Failure, Outcome
 
@@ -72,6 +75,9 @@ def compile_launch(launch: Launch, target: int) -> tuple[Build, Artifact] | tupl
 
     Returns:
         The build and its artifact, or how and why it failed; any exception of the compiler is the candidate's.
+
+    Raises:
+        InfrastructureError: this machine cannot compile (no disk, no memory, no assembler), whatever the candidate.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -79,15 +85,17 @@ def compile_launch(launch: Launch, target: int) -> tuple[Build, Artifact] | tupl
 
     source = ASTSource(launch.kernel, launch.signature, launch.constants, launch.attributes)
     started = time.perf_counter()
-    with _private_cache():
-        try:
+    try:
+        with _private_cache():
             compiled = triton.compile(
                 source, target=GPUTarget("cuda", target, 32), options=dict(launch.options.__dict__)
             )
             cubin = bytes(compiled.asm["cubin"])
             metadata = _metadata(compiled)
-        except Exception as e:
-            return _failure(e, launch)
+    except (OSError, MemoryError) as e:
+        raise InfrastructureError(f"cannot compile here: {type(e).__name__}: {e}") from None
+    except Exception as e:
+        return _failure(e)
     seconds = time.perf_counter() - started
     binary = hashlib.sha256(cubin).hexdigest()
     facts = json.loads(metadata)
@@ -111,38 +119,60 @@ def _metadata(compiled: Any) -> str:
 
 @contextlib.contextmanager
 def _private_cache() -> Iterator[None]:
-    # Triton's cache is a folder that grows with every losing candidate. Each compile gets one of its own, gone with
-    # it: what is worth keeping goes into the build store.
+    # Triton's cache is a folder that grows with every losing candidate, and what the assembler refuses stays among the
+    # temporary files and is printed. Each compile gets a folder of its own, gone with it: what is worth keeping goes
+    # into the build store, and what was wrong into the failure.
     from triton import knobs
 
     folder = tempfile.mkdtemp(prefix="tunefarm-build-")
+    before, tempfile.tempdir = tempfile.tempdir, folder
     try:
-        with knobs.cache.scope(), knobs.compilation.scope():
+        with knobs.cache.scope(), knobs.compilation.scope(), contextlib.redirect_stdout(io.StringIO()):
             knobs.cache.dir = folder
             knobs.compilation.store_binary_only = True
             yield
     finally:
+        tempfile.tempdir = before
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _failure(error: Exception, launch: Launch) -> tuple[Outcome, Failure]:
+def _failure(error: Exception) -> tuple[Outcome, Failure]:
+    from triton.compiler.errors import CompilationError
+
     kind = type(error).__name__
     text = str(error).strip() or kind
-    lines = [line for line in text.splitlines() if line.strip()]
-    if kind == "PTXASError" or "ptxas" in text:
-        stage_lines = [line for line in lines if "error" in line.lower() or "fatal" in line.lower()]
-        message = "ptxas: " + (stage_lines or lines)[0].strip()
-    elif kind == "CompilationError" and lines[0].startswith("at "):
-        message = f"{launch.kernel.__name__} {_source_line(lines[0], launch)}: {lines[-1].strip()}"
+    if isinstance(error, CompilationError):
+        message, text = _compiler_says(error)
+    elif kind == "PTXASError":
+        message = _assembler_says(text)
     else:
-        message = lines[0].strip()
+        message = next(line.strip() for line in text.splitlines() if line.strip())
     outcome = Outcome.OUT_OF_RESOURCES if kind == "OutOfResources" else Outcome.COMPILE_ERROR
     return outcome, Failure(stage="build", kind=kind, message=message[:400], detail=text[:4000])
 
 
-def _source_line(place: str, launch: Launch) -> str:
-    """`line 12: acc = tl.dot(a, b)` from the compiler's `at 12:8:` (counted from the `def`)."""
-    number = place.removeprefix("at ").split(":")[0]
-    source = launch.kernel.src.splitlines()
-    text = source[int(number) - 1].strip() if number.isdigit() and int(number) <= len(source) else ""
-    return f"line {number}" + (f": {text}" if text else "")
+def _compiler_says(error: Any) -> tuple[str, str]:
+    """(`kernel line 12, helper line 3: y = tl.expp(x): what is wrong`, the compiler's own excerpt).
+
+    An error inside a jitted function that the kernel calls is the cause of one without a message at the call. Lines
+    count from the `def`.
+    """
+    places: list[str] = []
+    while True:
+        source, number = (error.src or "").splitlines(), getattr(error.node, "lineno", 0)
+        name = re.match(r"def\s+(\w+)", error.src or "")
+        places.append(f"{name[1] if name else '?'} line {number}")
+        if not hasattr(error.__cause__, "error_message"):
+            break
+        error = error.__cause__
+    line = source[number - 1].strip() if 1 <= number <= len(source) else ""
+    what = (error.error_message or type(error).__name__).strip()
+    return ": ".join(part for part in (", ".join(places), line, what) if part), str(error)
+
+
+def _assembler_says(text: str) -> str:
+    # Without the temporary file's name, so that equal errors read alike.
+    said = text.partition("stderr:")[2] or text
+    errors = re.findall(r"(?:error|fatal)\s*:\s*(.+)", said, re.IGNORECASE)
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return "ptxas: " + (errors or lines or [text])[0].strip()

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import random
-import tempfile
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunefarm.bench.launch import Launch, call, intercept
+from tunefarm.bench.loaded import Loaded, load_kernel, loaded
 from tunefarm.bench.meter import NUM_WARMUP, Answer, Candidate, Question
-from tunefarm.bench.tensors import make_inputs
-from tunefarm.bench.verify import flatten, mismatch, poisoned, reference_outputs
-from tunefarm.errors import InfrastructureError, SpecError, UserError
+from tunefarm.bench.tensors import checksums, explained, make_inputs
+from tunefarm.bench.verify import mismatch, poisoned, reference_outputs
+from tunefarm.config import Config
+from tunefarm.errors import InfrastructureError, SpecError, TunefarmError
 from tunefarm.spec.workload import Workload, load_workload
 from tunefarm.trial import Failure, Measurement, Outcome
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MEASURED = "measured"
 FLUSH_BYTES = 256 << 20
 """Written before each cold sample: several times the L2 of any GPU we know."""
+NUM_REFERENCE, MAX_REFERENCE_MS = 9, 500.0
+"""Samples of the reference, and the sum of their durations after which there are no more."""
 
 
 class Poisoned(Exception):
@@ -31,119 +33,113 @@ class Poisoned(Exception):
 
 
 class Mislaunched(Exception):
-    """The call did something with the kernel that a candidate cannot be blamed for."""
-
-
-@dataclass(slots=True)
-class _Loaded:
-    """A candidate ready to be launched again and again with the arguments of its own call."""
-
-    fire: Callable[[], None]
-    reset: Callable[[], None]
-    outputs: Any
-    samples: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
-
-    def sample(self, flush: torch.Tensor) -> None:
-        """Queues one cold sample; the flush and the reset are outside the timed region."""
-        before, after = _event(), _event()
-        self.reset()
-        flush.zero_()
-        before.record()
-        self.fire()
-        after.record()
-        self.samples.append((before, after))
-
-    def durations_ms(self) -> list[float]:
-        """Durations of the queued samples, oldest first; waits for them."""
-        import torch
-
-        torch.cuda.synchronize()
-        durations = [before.elapsed_time(after) for before, after in self.samples]
-        self.samples.clear()
-        return durations
-
-
-def _event() -> torch.cuda.Event:
-    import torch
-
-    make: Callable[..., torch.cuda.Event] = torch.cuda.Event
-    return make(enable_timing=True)
+    """The launch differs from the one that the machine code was compiled for."""
 
 
 class GpuMeter:
-    """Measures on this process's first visible GPU. Inputs, reference and kernels stay warm per problem."""
+    """Measures on this process's first visible GPU. Inputs, reference and kernels stay warm per problem.
+
+    Attributes:
+        reference_ms: time of the reference for the prepared problem, where it could be timed.
+        notices: what people should know of how the prepared problem is measured.
+    """
 
     def __init__(self) -> None:
         self._key: object = None
         self._workload: Workload | None = None
         self._inputs: dict[str, Any] = {}
+        self._checksums: dict[str, int] = {}
+        self._zeroed: set[str] = set()
         self._expected: list[torch.Tensor] | None = None
         self._kernels: dict[str, Any] = {}
-        self._verified: set[int] = set()
+        self._seen: set[Config] = set()
         self._flush: torch.Tensor | None = None
         self.reference_ms: float | None = None
+        self.notices: tuple[str, ...] = ()
 
     def prepare(self, question: Question) -> None:
         """Makes the problem's inputs and the reference's outputs.
 
         Raises:
             UserError: the workload cannot be imported, or its inputs or reference fail.
+            InfrastructureError: there is no GPU.
         """
+        import torch
+
         key = (question.ref, question.variables, question.seed)
         if key == self._key:
             return
         self.close()
+        if not torch.cuda.is_available():
+            raise InfrastructureError("no CUDA device is visible to this process", hint="see `tunefarm doctor`")
+        workload = load_workload(question.ref)
+        try:
+            with explained(f"problem {question.problem.label} of {workload.name}"):
+                self._make(workload, question)
+        except BaseException:
+            self.close()
+            raise
+        self._workload, self._key = workload, key
+
+    def _make(self, workload: Workload, question: Question) -> None:
         import torch
 
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
-        self._workload = workload = load_workload(question.ref)
         self._inputs = make_inputs(workload, question.variables, "cuda", question.seed)
-        if workload.reference is not None:
-            self._expected = reference_outputs(workload, self._inputs)
-            self.reference_ms = self._time_reference(workload)
-        self._key = key
+        self._checksums = checksums(self._inputs)
+        if workload.reference is None:
+            self._notice(f"workload {workload.name} has no reference: its outputs were not checked")
+            return
+        self._expected = reference_outputs(workload, self._inputs)
+        self.reference_ms = self._time_reference(workload.reference)
 
-    def _time_reference(self, workload: Workload) -> float | None:
-        assert workload.reference is not None
-        reference, arguments = workload.reference, list(self._inputs.values())
-        loaded = _Loaded(fire=lambda: reference(*arguments), reset=lambda: None, outputs=None)
-        return self._median(loaded, 9)
+    def _notice(self, text: str) -> None:
+        if text not in self.notices:
+            self.notices = (*self.notices, text)
 
-    def _median(self, loaded: _Loaded, count: int) -> float | None:
-        assert self._flush is not None
+    def _time_reference(self, reference: Callable[..., Any]) -> float | None:
+        arguments = list(self._inputs.values())
+        loaded = Loaded(fire=lambda: reference(*arguments), reset=lambda: None, zeroed=frozenset())
+        durations: list[float] = []
         try:
-            for _ in range(count + NUM_WARMUP):
-                loaded.sample(self._flush)
-            durations = sorted(loaded.durations_ms()[NUM_WARMUP:])
+            while len(durations) < NUM_WARMUP + NUM_REFERENCE and sum(durations) < MAX_REFERENCE_MS:
+                loaded.sample(self._buffer)
+                durations += loaded.durations_ms()
         except Exception:  # a reference that only works in double precision is no fault: it is just not timed
             return None
-        return durations[len(durations) // 2]
+        return statistics.median(durations[NUM_WARMUP:] or durations)
 
     def measure(self, candidates: Sequence[Candidate], question: Question) -> Iterator[Answer]:
-        """Checks and times candidates; see `Meter.measure`."""
+        """Checks and times candidates; see `Meter.measure`.
+
+        Raises:
+            Poisoned: the CUDA context is lost; holds the last answer.
+            UserError: the workload cannot be measured at all.
+        """
         if question.interleaved:
             yield from self._interleaved(candidates, question)
-            return
-        for candidate in candidates:
-            started = time.perf_counter()
-            loaded = self._load(candidate, question)
-            if isinstance(loaded, Answer):
-                yield loaded
-                continue
-            try:
-                for _ in range(question.num_samples + NUM_WARMUP):
-                    loaded.sample(self._buffer)
-                durations = loaded.durations_ms()
-                loaded.reset()
-            except Exception as e:
-                yield _failed(candidate, e)
-                continue
-            yield _timed(candidate, question, durations, time.perf_counter() - started)
+        else:
+            for candidate in candidates:
+                yield self._measure(candidate, question)
+
+    def _measure(self, candidate: Candidate, question: Question) -> Answer:
+        started = time.perf_counter()
+        loaded = self._load(candidate, question)
+        if isinstance(loaded, Answer):
+            return loaded
+        try:
+            for _ in range(question.num_samples + NUM_WARMUP):
+                loaded.sample(self._buffer)
+            durations = loaded.durations_ms()
+            loaded.reset()
+        except Exception as e:
+            return _failed(candidate, e)
+        return _timed(candidate, question, durations, time.perf_counter() - started)
 
     def _interleaved(self, candidates: Sequence[Candidate], question: Question) -> Iterator[Answer]:
         """One sample of each in turn, in an order drawn anew each round: drift hits all alike."""
         started = time.perf_counter()
-        running: dict[int, tuple[Candidate, _Loaded]] = {}
+        running: dict[int, tuple[Candidate, Loaded]] = {}
         for candidate in candidates:
             loaded = self._load(candidate, question)
             if isinstance(loaded, Answer):
@@ -154,14 +150,24 @@ class GpuMeter:
         shuffle = random.Random(question.seed).shuffle
         for _ in range(question.num_samples + NUM_WARMUP):
             shuffle(order)
-            for number in order:
-                running[number][1].sample(self._buffer)
-        share = (time.perf_counter() - started) / max(1, len(running))
-        for candidate, loaded in running.values():
+            for number in tuple(order):
+                candidate, loaded = running[number]
+                try:
+                    loaded.sample(self._buffer)
+                except Exception as e:
+                    order.remove(number)
+                    yield _failed(candidate, e)
+        durations: dict[int, list[float]] = {}
+        for number in sorted(order):
+            candidate, loaded = running[number]
             try:
-                yield _timed(candidate, question, loaded.durations_ms(), share)
+                durations[number] = loaded.durations_ms()
+                loaded.reset()
             except Exception as e:
                 yield _failed(candidate, e)
+        share = (time.perf_counter() - started) / max(1, len(running))
+        for number, taken in durations.items():
+            yield _timed(running[number][0], question, taken, share)
 
     @property
     def _buffer(self) -> torch.Tensor:
@@ -169,93 +175,99 @@ class GpuMeter:
             raise InfrastructureError("the meter was not prepared")
         return self._flush
 
-    def _load(self, candidate: Candidate, question: Question) -> _Loaded | Answer:
+    def _load(self, candidate: Candidate, question: Question) -> Loaded | Answer:
         """Runs the production call with the candidate's machine code in the kernel's place, and checks the outputs."""
         try:
-            loaded = self._start(candidate, question)
-            if self._expected is not None and candidate.number not in self._verified:
-                failure = mismatch(loaded.outputs, self._expected, question.atol, question.rtol)
-                if failure is not None:
-                    return Answer(number=candidate.number, outcome=Outcome.WRONG_RESULT, failure=failure)
-                self._verified.add(candidate.number)
-            loaded.outputs = None
-        except (Poisoned, UserError):
+            ready, outputs = self._start(candidate, question)
+            is_new = candidate.config not in self._seen
+            failure = self._check(outputs, question) if is_new else None
+            loaded.reset()
+            if is_new:
+                self._watch_inputs(loaded)
+            if failure is not None:
+                return Answer(number=candidate.number, outcome=Outcome.WRONG_RESULT, failure=failure)
+            self._seen.add(candidate.config)
+        except TunefarmError:
             raise
         except Exception as e:
             return _failed(candidate, e)
         return loaded
 
-    def _start(self, candidate: Candidate, question: Question) -> _Loaded:
+    def _check(self, outputs: Any, question: Question) -> Failure | None:
+        if self._expected is None:
+            return None
+        workload = self._prepared
+        atol = workload.atol if question.atol is None else question.atol
+        rtol = workload.rtol if question.rtol is None else question.rtol
+        return mismatch(outputs, self._expected, atol, rtol)
+
+    def _watch_inputs(self, loaded: Loaded) -> None:
+        """Gives notice of inputs that stay changed after a launch."""
+        self._zeroed |= {
+            name for name in self._checksums if self._inputs[name].untyped_storage().data_ptr() in loaded.zeroed
+        }
+        if changed := self._changed_inputs():
+            self._notice(
+                f"the call of {self._prepared.name} writes into {', '.join(changed)}: name the kernel's argument in "
+                "restore or zero, or its samples do not start from equal inputs"
+            )
+
+    def _changed_inputs(self) -> list[str]:
+        now = checksums({name: value for name, value in self._inputs.items() if name not in self._zeroed})
+        return [name for name, checksum in now.items() if checksum != self._checksums[name]]
+
+    def _start(self, candidate: Candidate, question: Question) -> tuple[Loaded, Any]:
+        """The candidate after its first launch, and what the production call returned."""
         import torch
 
-        assert self._workload is not None
-        workload = self._workload
-        loads: list[_Loaded] = []
+        workload = self._prepared
+        if self._changed_inputs():
+            # By the reference, or by a candidate that failed half-way or writes where nobody said it would.
+            self._inputs = {}
+            self._inputs = make_inputs(workload, question.variables, "cuda", question.seed)
+        loads: list[Loaded] = []
 
         def on_launch(launch: Launch) -> None:
-            kernel = self._kernel(candidate, launch)[launch.grid]
-            arguments = tuple(launch.arguments.values())
-            loaded = _Loaded(fire=lambda: kernel(*arguments), reset=_resetter(workload, launch.arguments), outputs=None)
-            loaded.reset()
-            loaded.fire()
-            loads.append(loaded)
+            kernel = self._kernel(candidate, launch, question)[launch.grid]
+            loads.append(loaded(workload, kernel, launch.arguments))
+            loads[-1].reset()
+            loads[-1].fire()
 
         with poisoned(), intercept(workload, candidate.config, question.device.target, on_launch):
             outputs = call(workload, self._inputs, candidate.config)
         torch.cuda.synchronize()
         if len(loads) != 1:
             raise SpecError(f"the call of {workload.name} launched its kernel {len(loads)} times", hint="once is right")
-        flatten(outputs)
-        loads[0].outputs = outputs
-        return loads[0]
+        return loads[0], outputs
 
-    def _kernel(self, candidate: Candidate, launch: Launch) -> Any:
+    @property
+    def _prepared(self) -> Workload:
+        if self._workload is None:
+            raise InfrastructureError("the meter was not prepared")
+        return self._workload
+
+    def _kernel(self, candidate: Candidate, launch: Launch, question: Question) -> Any:
         artifact = candidate.artifact
         if artifact is None:
             raise InfrastructureError(f"candidate {candidate.number} came without machine code")
         if artifact.specialization != launch.specialization:
             # Compiling here would hide it: the farm's promise is that measuring processes compile nothing.
-            raise Mislaunched("arguments specialise otherwise on the GPU than they did on the builder")
+            other = sorted(dict(launch.facts.items() ^ question.problem.facts.items()))
+            raise Mislaunched(
+                "the call specialises otherwise here than where it was compiled: "
+                + (f"argument {', '.join(other)}" if other else "other options or constants")
+            )
         key = artifact.binary + artifact.specialization
         if key not in self._kernels:
-            self._kernels[key] = _load_kernel(launch, artifact.cubin, artifact.metadata, artifact.binary)
+            self._kernels[key] = load_kernel(launch, artifact)
         return self._kernels[key]
 
     def close(self) -> None:
         """Frees inputs, reference and kernels."""
         self._key = self._workload = self._expected = self._flush = self.reference_ms = None
-        self._inputs = {}
-        self._kernels.clear()
-        self._verified.clear()
-
-
-def _resetter(workload: Workload, arguments: Mapping[str, Any]) -> Callable[[], None]:
-    autotuned = workload.autotuned
-    restore = dict.fromkeys((*workload.restore, *(autotuned.restore if autotuned else ())))
-    zero = dict.fromkeys((*workload.zero, *(autotuned.zero if autotuned else ())))
-    saved = {name: arguments[name].clone() for name in restore}
-
-    def reset() -> None:
-        for name, copy in saved.items():
-            arguments[name].copy_(copy)
-        for name in zero:
-            arguments[name].zero_()
-
-    return reset
-
-
-def _load_kernel(launch: Launch, cubin: bytes, metadata: str, binary: str) -> Any:
-    """Triton's own handle for a kernel, made from machine code: nothing is compiled but its small host launcher."""
-    from triton.compiler import ASTSource, CompiledKernel
-
-    source = ASTSource(launch.kernel, launch.signature, launch.constants, launch.attributes)
-    with tempfile.TemporaryDirectory(prefix="tunefarm-load-") as folder:
-        paths = {"kernel.json": Path(folder, "kernel.json"), "kernel.cubin": Path(folder, "kernel.cubin")}
-        paths["kernel.json"].write_text(metadata)
-        paths["kernel.cubin"].write_bytes(cubin)
-        kernel = CompiledKernel(source, {name: str(path) for name, path in paths.items()}, binary)
-    _ = kernel.run  # loads the module now, so that a failure is the loading's
-    return kernel
+        self._inputs, self._checksums, self.notices = {}, {}, ()
+        for warm in (self._zeroed, self._kernels, self._seen):
+            warm.clear()
 
 
 def _timed(candidate: Candidate, question: Question, durations: Sequence[float], busy_s: float) -> Answer:
@@ -266,6 +278,10 @@ def _timed(candidate: Candidate, question: Question, durations: Sequence[float],
     return Answer(number=candidate.number, measurement=measurement)
 
 
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def _failed(candidate: Candidate, error: Exception) -> Answer:
     """What an exception says about the candidate.
 
@@ -274,25 +290,28 @@ def _failed(candidate: Candidate, error: Exception) -> Answer:
     """
     import torch
 
-    kind = type(error).__name__
-    text = str(error).strip() or kind
-    message = next(line.strip() for line in text.splitlines() if line.strip())
-    if isinstance(error, torch.cuda.OutOfMemoryError):
-        outcome, stage = Outcome.DEVICE_OOM, "launch"
-    elif kind == "OutOfResources":
-        outcome, stage = Outcome.OUT_OF_RESOURCES, "load"
-    elif "illegal memory access" in text or "misaligned address" in text:
-        outcome, stage = Outcome.ILLEGAL_ACCESS, "launch"
-    elif isinstance(error, Mislaunched) or "CUDA" in text or "Triton Error" in text:
-        outcome, stage = Outcome.LAUNCH_ERROR, "launch"
-    else:
-        outcome, stage = Outcome.USER_ERROR, "launch"
+    outcome, stage = _blame(error)
     # Strings only: an exception would keep its frames, and they the tensors, alive.
-    answer = Answer(
-        number=candidate.number, outcome=outcome, failure=Failure(stage=stage, kind=kind, message=message[:400])
-    )
+    failure = Failure(stage=stage, kind=type(error).__name__, message=_first_line(error)[:400])
+    answer = Answer(number=candidate.number, outcome=outcome, failure=failure)
     try:
         torch.cuda.synchronize()
     except Exception:
         raise Poisoned(answer) from None
     return answer
+
+
+def _blame(error: Exception) -> tuple[Outcome, str]:
+    """How a candidate ended that raised this, and at which stage."""
+    import torch
+
+    text = str(error)
+    if isinstance(error, torch.cuda.OutOfMemoryError) or "out of memory" in text:
+        return Outcome.DEVICE_OOM, "launch"
+    if type(error).__name__ == "OutOfResources":
+        return Outcome.OUT_OF_RESOURCES, "load"
+    if "illegal memory access" in text or "misaligned address" in text:
+        return Outcome.ILLEGAL_ACCESS, "launch"
+    if isinstance(error, Mislaunched) or "CUDA" in text or "Triton Error" in text:
+        return Outcome.LAUNCH_ERROR, "launch"
+    return Outcome.USER_ERROR, "launch"

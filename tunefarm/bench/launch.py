@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,13 +36,13 @@ class Launch:
         attributes: specialisation attributes by position path.
         facts: specialisation by argument name: `div16`, `one`, `none`.
         options: the backend's options after its own defaults.
-        config: params and options the launch was made with, as far as they were passed.
+        config: params the launch was made with, and options as far as they were passed; plain values only.
     """
 
     kernel: Any
     arguments: dict[str, Any]
     grid: tuple[int, int, int]
-    signature: dict[str, str]
+    signature: dict[str, Any]
     constants: dict[Any, Any]
     attributes: dict[Any, Any]
     facts: FrozenMap[str]
@@ -62,14 +63,15 @@ class Launch:
         Args:
             key: names of the scalar arguments that identify it; None for every integer.
         """
-        scalars: dict[str, Value] = {n: v for n, v in self.arguments.items() if _plain(v)}
+        scalars = _plain_ones(self.arguments)
         constexprs = {n for n, t in self.signature.items() if t == "constexpr" and n not in self.facts}
         if key is None:
             dims: dict[str, Value] = {n: v for n, v in scalars.items() if isinstance(v, int) and n not in constexprs}
         else:
             # A tensor among the key names is covered by its dtype, as in Triton.
             dims = {n: scalars[n] for n in key if n in scalars}
-        dtypes = {n: t.removeprefix("*k").removeprefix("*") for n, t in self.signature.items() if t.startswith("*")}
+        pointers = {n: t for n, t in self.signature.items() if isinstance(t, str) and t.startswith("*")}
+        dtypes = {n: t.removeprefix("*k").removeprefix("*") for n, t in pointers.items()}
         return Problem(dims=FrozenMap(dims), dtypes=FrozenMap(dtypes), facts=self.facts)
 
 
@@ -86,9 +88,7 @@ def default_config(workload: Workload) -> Config | None:
     return autotuned.configs[0] if autotuned else None
 
 
-def learn(
-    workload: Workload, inputs: Mapping[str, Any], config: Config | None, target: int, observe: Any = None
-) -> Launch:
+def learn(workload: Workload, inputs: Mapping[str, Any], config: Config | None, target: int) -> Launch:
     """Runs the workload's call up to its launch, which does not happen.
 
     Args:
@@ -96,7 +96,6 @@ def learn(
         inputs: its arguments, usually on `meta`.
         config: what to launch with; None leaves the launch as production code makes it.
         target: arch to specialise for, such as 90.
-        observe: called with the call's outputs, if given.
 
     Returns:
         The launch.
@@ -107,13 +106,12 @@ def learn(
     launches: list[Launch] = []
     with _no_other_launch(), intercept(workload, config, target, launches.append):
         try:
-            outputs = call(workload, inputs, config)
+            call(workload, inputs, config)
         except SpecError:
             raise
         except Exception as e:
-            line = _last_line(e)
             raise SpecError(
-                f"the call of {workload.name} raised {type(e).__name__}: {e}{line}",
+                f"the call of {workload.name} raised {type(e).__name__}: {e}{_users_line(e)}",
                 hint="it must run on tensors without data (device meta): no .item(), no branches on values",
             ) from None
     if len(launches) != 1:
@@ -121,15 +119,25 @@ def learn(
             f"the call of {workload.name} launched {workload.signature.kernel} {len(launches)} times",
             hint="a workload's call must launch its kernel exactly once; name the kernel that the call really launches",
         )
-    if observe is not None:
-        observe(outputs)
     return launches[0]
 
 
 def call(workload: Workload, inputs: Mapping[str, Any], config: Config | None) -> Any:
-    """Runs the production call; one that takes an argument `config` is told the config's params."""
-    if config is not None and "config" in inspect.signature(workload.call).parameters:
+    """Runs the production call; one that takes an argument `config` is told the config's params.
+
+    Raises:
+        SpecError: it cannot do without a config, and there is none.
+    """
+    wanted = inspect.signature(workload.call).parameters.get("config")
+    if wanted is None:
+        return workload.call(**inputs)
+    if config is not None:
         return workload.call(**inputs, config=dict(config.params))
+    if wanted.default is inspect.Parameter.empty:
+        raise SpecError(
+            f"the call of {workload.name} takes a config, and none is known without tuning",
+            hint="give the workload a default",
+        )
     return workload.call(**inputs)
 
 
@@ -154,14 +162,16 @@ def intercept(
         return on_launch(_bind(inner, binder, backend, grid, args, kwargs))
 
     def enter(*args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
-        merged = {**kwargs, **(chosen.flat if chosen else {})}
+        # All by name: a constexpr that the call passes by position gives way to the config's, too.
+        named = inner.signature.bind_partial(*args).arguments
+        merged = {**named, **kwargs, **(chosen.flat if chosen else {})}
         if hook is not None:
-            hook({**dict(zip(inner.arg_names, args, strict=False)), **merged})
+            hook(dict(merged))
         if entry is inner:
-            return launch(*args, grid=grid, **merged)
+            return launch(grid=grid, **merged)
         if hasattr(entry, "configs"):
-            return entry.fn.run(*args, grid=grid, warmup=False, **merged)
-        return type(entry).run(entry, *args, grid=grid, warmup=False, **merged)
+            return entry.fn.run(grid=grid, warmup=False, **merged)
+        return type(entry).run(entry, grid=grid, warmup=False, **merged)
 
     with _replaced(inner, launch), _replaced(entry, enter):
         yield
@@ -197,7 +207,7 @@ def _no_other_launch() -> Iterator[None]:
         JITFunction.run, Autotuner.run = saved
 
 
-_binders: dict[tuple[int, int], tuple[Any, Any]] = {}
+_binders: dict[tuple[int, int], tuple[Any, Any, Any]] = {}
 
 
 def _binder(kernel: Any, target: int) -> tuple[Any, Any]:
@@ -205,12 +215,12 @@ def _binder(kernel: Any, target: int) -> tuple[Any, Any]:
     from triton.compiler.compiler import make_backend
     from triton.runtime.jit import create_function_from_signature
 
-    found = _binders.get((id(kernel), target))
-    if found is None:
+    # By identity, since hashing a kernel reads its source; kept alive beside it, so that none can take its place.
+    key = id(kernel), target
+    if key not in _binders:
         backend = make_backend(GPUTarget("cuda", target, 32))
-        found = create_function_from_signature(kernel.signature, kernel.params, backend), backend
-        _binders[id(kernel), target] = found
-    return found
+        _binders[key] = kernel, create_function_from_signature(kernel.signature, kernel.params, backend), backend
+    return _binders[key][1:]
 
 
 def _bind(kernel: Any, binder: Any, backend: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Launch:
@@ -220,9 +230,8 @@ def _bind(kernel: Any, binder: Any, backend: Any, grid: Any, args: tuple[Any, ..
     options_in["instrumentation_mode"] = knobs.compilation.instrumentation_mode
     bound, specialization, extra = binder(*args, **options_in)
     options, signature, constants, attributes = kernel._pack_args(backend, options_in, bound, specialization, extra)
-    known = [name for name in kernel.arg_names if name in kwargs and signature[name] == "constexpr"]
-    used: dict[str, Value] = {name: kwargs[name] for name in known}
-    passed = {n: v for n, v in kwargs.items() if n not in kernel.arg_names and hasattr(options, n)}
+    params = {p.name: bound[p.name] for p in kernel.params if p.is_constexpr}
+    passed = {n: v for n, v in kwargs.items() if n not in bound}
     return Launch(
         kernel=kernel,
         arguments=dict(bound),
@@ -232,12 +241,16 @@ def _bind(kernel: Any, binder: Any, backend: Any, grid: Any, args: tuple[Any, ..
         attributes=attributes,
         facts=FrozenMap(_facts(kernel, specialization)),
         options=options,
-        config=Config(params=FrozenMap({k: v for k, v in used.items() if _plain(v)}), options=FrozenMap(passed)),
+        config=Config(params=_plain_ones(params), options=_plain_ones(passed)),
     )
 
 
 def _plain(value: Any) -> bool:
     return isinstance(value, bool | int | float | str | None)
+
+
+def _plain_ones(values: Mapping[str, Any]) -> FrozenMap[Value]:
+    return FrozenMap({name: value for name, value in values.items() if _plain(value)})
 
 
 def _facts(kernel: Any, specialization: list[tuple[Any, Any]]) -> Iterator[tuple[str, str]]:
@@ -256,8 +269,9 @@ def _grid(grid: Any, bound: Mapping[str, Any]) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _last_line(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace is not None else ""
+def _users_line(error: BaseException) -> str:
+    """` (file:line)` of the deepest frame that is not a library's; the deepest of all if there is none."""
+    frames = [(frame.f_globals.get("__name__", ""), frame.f_code.co_filename, line)
+              for frame, line in traceback.walk_tb(error.__traceback__)]  # fmt: skip
+    users = [frame for frame in frames if frame[0].split(".")[0] not in ("torch", "triton", "tunefarm")] or frames
+    return f" ({users[-1][1]}:{users[-1][2]})" if users else ""

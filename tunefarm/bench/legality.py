@@ -29,7 +29,8 @@ def illegal(config: Config, workload: Workload, device: Device, dtypes: Iterable
         config: the config.
         workload: for its declared tiles and dots.
         device: where it would run.
-        dtypes: element types of the problem's tensors in Triton's spelling; the narrowest decides the least K.
+        dtypes: element types of the problem's tensors in Triton's spelling. Which of them meet in a dot is not known,
+            so the widest decides the least K.
     """
     for rule in (_threads, _cluster, _maxnreg):
         if failure := rule(config, device):
@@ -133,12 +134,13 @@ _BITS = {"fp8e4nv": 8, "fp8e5": 8, "fp8e4b8": 8, "fp8e5b16": 8, "i8": 8, "u8": 8
 
 
 def _dot(config: Config, dot: tuple[str, str, str], dtypes: Iterable[str]) -> Failure | None:
-    narrowest = min((_BITS.get(dtype, 32) for dtype in dtypes), default=16)
-    least = MIN_DOT_K[narrowest]
+    # Int8 weights may be widened before the dot and an int8 mask never meets one: only what is sure is ruled out.
+    widest = max((_BITS.get(dtype, 32) for dtype in dtypes), default=32)
+    least = MIN_DOT_K[widest]
     depth = config.params.get(dot[2])
     if isinstance(depth, int) and depth < least:
         return Failure(
             stage="legality", kind=f"tl.dot K >= {least}",
-            message=f"{dot[2]}={depth}: tl.dot of {narrowest}-bit operands needs K >= {least}",
+            message=f"{dot[2]}={depth}: tl.dot of {widest}-bit operands needs K >= {least}",
         )  # fmt: skip
     return None

@@ -119,6 +119,7 @@ class Answers:
         num_compiled: kernels compiled by the measuring process meanwhile.
         toolchain: versions the times depend on.
         reference_ms: time of the reference under the same timer, where known.
+        notices: what people should know of these answers, such as that no output was checked.
     """
 
     answers: tuple[Answer, ...]
@@ -128,10 +129,19 @@ class Answers:
     num_compiled: int = 0
     toolchain: FrozenMap[str] = field(default_factory=FrozenMap)
     reference_ms: float | None = None
+    notices: tuple[str, ...] = ()
 
 
 class Meter(Protocol):
-    """Measures candidates of one problem after another."""
+    """Measures candidates of one problem after another.
+
+    Attributes:
+        reference_ms: time of the reference for the prepared problem, where known.
+        notices: what people should know of how the prepared problem is measured.
+    """
+
+    reference_ms: float | None
+    notices: tuple[str, ...]
 
     def prepare(self, question: Question) -> None:
         """Makes ready for a problem: inputs, reference, recording. Cheap when it was the last one's too.

@@ -18,9 +18,15 @@ class LandscapeMeter:
 
     Each rung reads on where the one before stopped, so that later rungs bring news, and starts again at the first
     sample when the recording is used up. The same question always has the same answer.
+
+    Attributes:
+        reference_ms: time of the reference for the prepared problem, if it was recorded.
+        notices: none.
     """
 
     def __init__(self) -> None:
+        self.reference_ms: float | None = None
+        self.notices: tuple[str, ...] = ()
         self._entries: dict[Config, Entry] = {}
         self._recorded: Recorded | None = None
 
@@ -40,7 +46,7 @@ class LandscapeMeter:
                 hint=f"it holds {known}; record this one with `tunefarm record` on a GPU",
             )
         if recorded is not self._recorded:
-            self._recorded = recorded
+            self._recorded, self.reference_ms = recorded, recorded.reference_ms
             self._entries = {entry.config: entry for entry in recorded.entries}
 
     def measure(self, candidates: Sequence[Candidate], question: Question) -> Iterator[Answer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -30,6 +31,8 @@ class BuildStore:
             data = parse_json(read_text(path), where=str(path))
             build = build_from_json(data["build"])
             cubin = read_bytes(self._cubin(build.binary))
+            if hashlib.sha256(cubin).hexdigest() != build.binary:
+                return None
             artifact = Artifact(
                 binary=build.binary, cubin=cubin, metadata=json.dumps(data["metadata"]),
                 specialization=data["specialization"],
@@ -39,9 +42,13 @@ class BuildStore:
         return build, artifact
 
     def put(self, key: str, build: Build, artifact: Artifact) -> None:
-        """Keeps a build; equal binaries are kept once."""
+        """Keeps a build; equal binaries are kept once, damaged ones replaced."""
         cubin = self._cubin(artifact.binary)
-        if not cubin.exists():
+        try:
+            kept = read_bytes(cubin) == artifact.cubin
+        except DocumentError:
+            kept = False
+        if not kept:
             write_atomic(cubin, artifact.cubin)
         data = {
             "build": to_json(build), "metadata": json.loads(artifact.metadata),

@@ -40,7 +40,9 @@ def live_device(index: int = 0) -> Device:
         memory_bytes=int(p.total_memory),
         # Double data rate: two transfers a clock.
         bandwidth_gbps=round(2 * clock_khz * bus_bits / 8 / 1e6, 1),
+        registers=int(getattr(p, "regs_per_multiprocessor", 65536)),
         warp_size=int(p.warp_size),
+        max_threads=int(getattr(p, "max_threads_per_block", 1024)),
         mig=mig.group(1) if mig else "",
         live=True,
     )

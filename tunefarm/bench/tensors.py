@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunefarm.config import Value
-from tunefarm.errors import SpecError
+from tunefarm.errors import SpecError, TunefarmError
 from tunefarm.spec.inputs import FLOATS, ScalarSpec, TensorSpec
 from tunefarm.spec.workload import Workload
 
@@ -47,14 +48,45 @@ def make_inputs(workload: Workload, variables: Mapping[str, Value], device: str,
         SpecError: an input cannot be made.
     """
     if callable(workload.inputs):
-        made = workload.inputs(device=device, seed=seed, **variables)
+        with explained(f"inputs of {workload.name}"):
+            made = workload.inputs(device=device, seed=seed, **variables)
         if not isinstance(made, Mapping):
             raise SpecError(f"inputs of {workload.name} returned {type(made).__name__}, not a mapping of arguments")
         return dict(made)
+    inputs = {}
+    for position, (name, spec) in enumerate(workload.inputs.items()):
+        with explained(f"input {name} of {workload.name}"):
+            inputs[name] = _make(spec, variables, device, seed + position)
+    return inputs
+
+
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Makes one clear error of whatever torch or a user's function raises while it makes `what`.
+
+    Raises:
+        SpecError: what could not be made, and why.
+    """
+    try:
+        yield
+    except TunefarmError:
+        raise
+    except Exception as e:
+        message = next((line.strip() for line in str(e).splitlines() if line.strip()), "")
+        hint = "take a smaller problem or a larger GPU" if "memory" in message else "look at the workload's inputs"
+        raise SpecError(f"{what} cannot be made: {type(e).__name__}: {message}", hint=hint) from None
+
+
+def checksums(inputs: Mapping[str, Any]) -> dict[str, int]:
+    """A checksum of each dense tensor's bits, by name: it tells whether somebody wrote into it."""
+    import torch
+
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return {
-        name: _make(spec, variables, device, seed + position)
-        for position, (name, spec) in enumerate(workload.inputs.items())
-    }
+        name: int(value.view(bits[value.element_size()]).sum(dtype=torch.int64))
+        for name, value in inputs.items()
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.element_size() in bits
+    }  # fmt: skip
 
 
 def _make(spec: TensorSpec | ScalarSpec, variables: Mapping[str, Value], device: str, seed: int) -> Any:

@@ -23,7 +23,6 @@ from tunefarm.bench.replay import LandscapeMeter
 from tunefarm.bench.tensors import make_inputs
 from tunefarm.config import Config, Value
 from tunefarm.device import Device
-from tunefarm.errors import InfrastructureError
 from tunefarm.frozen import FrozenMap
 from tunefarm.landscape import load_cached
 from tunefarm.seams import Retire
@@ -94,19 +93,19 @@ def measure(question: Question) -> Answers | Retire:
         UserError: the workload or the landscape cannot serve the problem.
     """
     global _started
-    startup_s = 0.0 if _started else time.monotonic() - _BORN
-    began = time.monotonic()
-    compiled = _count_compiles() if not question.landscape else lambda: 0
+    startup_s, began = 0.0, time.monotonic()
     meter = _meter("replay" if question.landscape else "gpu")
-    answers: list[Answer] = []
-    poisoned = False
     meter.prepare(question)
     if not _started:
         # The first problem's preparation loads CUDA libraries; it is start-up, not measuring.
         startup_s, began = time.monotonic() - _BORN, time.monotonic()
         _started = True
+    compiled = _count_compiles() if not question.landscape else lambda: 0
+    answers: list[Answer] = []
+    poisoned = False
     try:
-        answers.extend(meter.measure(question.candidates, question))
+        for answer in meter.measure(question.candidates, question):
+            answers.append(answer)
     except Poisoned as e:
         answers.append(e.args[0])
         poisoned = True
@@ -117,11 +116,14 @@ def measure(question: Question) -> Answers | Retire:
         busy_s=time.monotonic() - began,
         num_compiled=compiled(),
         toolchain=_toolchain(question),
-        reference_ms=_reference_ms(meter, question),
+        reference_ms=meter.reference_ms,
+        notices=meter.notices,
     )
-    if poisoned:
-        return Retire(result)
-    return _with_telemetry(result) if not question.landscape else result
+    if question.landscape:
+        return result
+    # A lost context can tell nothing more.
+    signed = _signed(result, FrozenMap() if poisoned else telemetry.sample())
+    return Retire(signed) if poisoned else signed
 
 
 def _meter(kind: str) -> Meter:
@@ -130,8 +132,8 @@ def _meter(kind: str) -> Meter:
     return _meters[kind]
 
 
-def _with_telemetry(result: Answers) -> Answers:
-    seen = telemetry.sample()
+def _signed(result: Answers, seen: FrozenMap[Any]) -> Answers:
+    """The answers with who measured them, and in what state the GPU was."""
     answers = tuple(
         dataclasses.replace(a, measurement=dataclasses.replace(a.measurement, telemetry=seen, worker=result.worker))
         if a.measurement is not None
@@ -146,13 +148,6 @@ def _toolchain(question: Question) -> FrozenMap[str]:
     return load_cached(question.landscape).toolchain if question.landscape else telemetry.toolchain()
 
 
-def _reference_ms(meter: Meter, question: Question) -> float | None:
-    if question.landscape:
-        recorded = load_cached(question.landscape).find(question.problem)
-        return recorded.reference_ms if recorded else None
-    return getattr(meter, "reference_ms", None)
-
-
 def _count_compiles() -> Callable[[], int]:
     """Starts counting kernels that Triton compiles in this process; call the result for the count."""
     from triton import knobs
@@ -163,8 +158,5 @@ def _count_compiles() -> Callable[[], int]:
         nonlocal count
         count += not cache_hit
 
-    try:
-        knobs.compilation.listener = listener
-    except AttributeError:
-        raise InfrastructureError("this Triton has no compilation listener", hint="use Triton 3.6 or later") from None
+    knobs.compilation.listener = listener
     return lambda: count

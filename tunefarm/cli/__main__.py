@@ -21,9 +21,9 @@ def main() -> None:
     except TunefarmError as e:
         print(f"error: {e}", file=sys.stderr)
         sys.exit(e.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted: what was measured is in the ledger; the same command goes on from there", file=sys.stderr)
-        sys.exit(130)
+    except OSError as e:  # a full disk, a folder that has gone
+        print(f"error: {e}", file=sys.stderr)
+        sys.exit(3)
 
 
 if __name__ == "__main__":

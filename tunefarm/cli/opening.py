@@ -10,9 +10,9 @@ from pathlib import Path
 from tunefarm.bench.build import launch_options, triton_version
 from tunefarm.bench.worker import probe
 from tunefarm.device import Device
-from tunefarm.errors import InfrastructureError, UserError
+from tunefarm.errors import InfrastructureError, SpecError, UserError
 from tunefarm.seams import Fleet
-from tunefarm.spec.experiment import Resolved, load_experiment, resolve
+from tunefarm.spec.experiment import Experiment, Resolved, load_experiment, resolve
 
 
 class FleetKind(enum.StrEnum):
@@ -137,6 +137,31 @@ def _writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK)
 
 
-def tracking_uri(flag: str | None, written: str) -> str:
-    """The MLflow URI: the flag's word, then the experiment's, then the environment's, then a local database."""
-    return flag or written or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+def check_output(path: Path) -> None:
+    """Refuses a file that could not be written, before the work; creates nothing.
+
+    Raises:
+        UserError: it is a folder, or there is no folder to write it into.
+    """
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UserError("cannot be written", file=str(path), hint="name a file in a folder you may write to")
+
+
+def tracking_uri(flag: str | None, experiment: Experiment) -> str:
+    """The MLflow URI: the flag's word, then the experiment's, then the environment's, then a local database.
+
+    Raises:
+        SpecError: MLflow cannot write there.
+    """
+    from tunefarm.plan import located
+    from tunefarm.record.tracking import DEFAULT_URI, check_uri
+
+    written = experiment.tracking.uri
+    uri = flag or written or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
+    try:
+        if uri != "none":
+            check_uri(uri)
+    except SpecError as e:
+        raise (located(e, experiment) if uri == written else e) from None
+    return uri

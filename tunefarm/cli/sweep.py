@@ -41,18 +41,23 @@ def sweep(
     from tunefarm.cli import opening
     from tunefarm.cli.terminal import Progress
     from tunefarm.plan import choose_targets, plan, require_meter
+    from tunefarm.record.ledger import check_ledger
 
     began = time.monotonic()
     resolved = opening.open_experiment(experiment)
     spec = resolved.experiment
-    uri = opening.tracking_uri(tracking, spec.tracking.uri)
+    uri = opening.tracking_uri(tracking, spec)
     use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
     # What can be refused is refused before any machine is touched.
     targets = choose_targets(spec, [], meter.value)
     planned = plan(resolved, targets)
     if not use_gpu:
         require_meter(spec, targets)
+        _refuse_to_mix(spec.export, targets)
     pack_before = _earlier_pack(spec.export)
+    store = opening.store_folder()
+    path = sweeps / spec.name / "ledger.jsonl"
+    check_ledger(path, {"experiment": spec.name})
     with Progress(quiet=quiet or as_json) as progress:
         progress.say(f"starting the fleet ({fleet.value})")
         workers = opening.open_fleet(fleet, address, use_gpu=use_gpu, builders=builders)
@@ -60,12 +65,16 @@ def sweep(
             if use_gpu:
                 targets = choose_targets(spec, opening.live_devices(workers), meter.value)
                 require_meter(spec, targets)
+                _refuse_to_mix(spec.export, targets)
                 planned = plan(resolved, targets)
-            ledger = _open_ledger(resolved, targets, sweeps / spec.name, fresh=fresh)
+            ledger = _open_ledger(resolved, targets, path, fresh=fresh)
             try:
-                results, facts = _compete(resolved, planned, workers, ledger, uri, pack_before, progress)
+                results, facts = _compete(resolved, planned, workers, ledger, uri, store, pack_before, progress)
             finally:
                 ledger.close()
+        except KeyboardInterrupt:
+            progress.say("interrupted: what was measured is in the ledger; the same command goes on from there")
+            raise
         finally:
             workers.close()
     facts["wall_s"] = round(time.monotonic() - began, 2)
@@ -80,18 +89,35 @@ def sweep(
 
 
 def _earlier_pack(export: str) -> Pack | None:
+    from tunefarm.cli.opening import check_output
     from tunefarm.pack import load_pack
 
-    return load_pack(export) if export and Path(export).exists() else None
+    if not export:
+        return None
+    check_output(Path(export))
+    return load_pack(export) if Path(export).exists() else None
 
 
-def _open_ledger(resolved: Resolved, targets: Sequence[Target], folder: Path, *, fresh: bool) -> FileLedger:
+def _refuse_to_mix(export: str, targets: Sequence[Target]) -> None:
+    """Refuses what the export would refuse, before the work."""
+    from tunefarm.errors import UserError
+
+    pack = _earlier_pack(export)
+    source = "measured" if any(target.meter == "gpu" for target in targets) else "replayed"
+    if pack is not None and set(pack.sources) - {source}:
+        raise UserError(
+            f"holds {' and '.join(pack.sources)} rows, and those of this sweep would be {source}",
+            file=export,
+            hint="export to another file, or remove this one",
+        )
+
+
+def _open_ledger(resolved: Resolved, targets: Sequence[Target], path: Path, *, fresh: bool) -> FileLedger:
     from tunefarm.bench.telemetry import toolchain
     from tunefarm.document import digest
     from tunefarm.record.ledger import open_ledger
     from tunefarm.source import source_hash
 
-    path = folder / "ledger.jsonl"
     conditions = digest(
         [
             source_hash(resolved.workload.kernel),
@@ -119,13 +145,13 @@ def _compete(
     workers: Any,
     ledger: FileLedger,
     uri: str,
+    store: Path,
     pack_before: Pack | None,
     progress: Any,
 ) -> tuple[list[StudyResult], dict[str, Any]]:
     from tunefarm.bench.store import BuildStore
     from tunefarm.bench.telemetry import toolchain
     from tunefarm.builds import BuildBoard
-    from tunefarm.cli.opening import store_folder
     from tunefarm.dispatch import Dispatch
     from tunefarm.record.tracking import Origin, open_tracker
     from tunefarm.schedule.events import Budget
@@ -141,23 +167,26 @@ def _compete(
         ),
     )  # fmt: skip
     tracker.start()
-    board = BuildBoard(resolved, BuildStore(store_folder()))
+    board = BuildBoard(resolved, BuildStore(store))
     dispatch = Dispatch(workers, budget=Budget(wall_s=spec.budget.wall_s, gpu_held_s=spec.budget.gpu_held_s))
     competition = Sweep(
         resolved, planned, dispatch=dispatch, board=board, ledger=ledger, memo=ledger.memo(), tracker=tracker,
         watcher=progress, num_builders=sum(w.role == "build" for w in workers.workers),
         incumbents=_incumbents(pack_before, planned),
     )  # fmt: skip
-    status = "FAILED"
+    status, patience_s = "FAILED", 60.0
     try:
         results = competition.run_through()
         status = "FINISHED"
+    except KeyboardInterrupt:
+        status, patience_s = "KILLED", 3.0
+        raise
     finally:
-        unwritten = tracker.close(status=status)
+        unwritten = tracker.close(status=status, timeout_s=patience_s)
     startup_s = sum(contest.startup_s for contest in competition.contests)
     facts = {
         "compiled": board.num_compiled, "from_store": board.num_from_store,
-        "build_s": round(sum(r.build_s for r in results), 2), "gpu_held_s": round(dispatch.held_s - startup_s, 2),
+        "build_s": round(board.build_s, 2), "gpu_held_s": round(dispatch.held_s - startup_s, 2),
         "gpu_startup_s": round(startup_s, 2),
         "compiled_by_measuring": sum(r.num_compiled for r in results), "ledger": str(ledger.path),
         "tracking": uri, "notices": [*dispatch.notices, *(f"not in MLflow: {label}" for label in unwritten)],
@@ -221,24 +250,23 @@ def _print_closing(results: Sequence[StudyResult], facts: dict[str, Any], *, qui
 
     out = console()
     if not quiet:
-        out.print(closing_table(results))
-    replayed = {r.study.device.name for r in results if r.source == "replayed"}
+        out.print(closing_table(results, out.width))
+    lines = []
+    replayed = sorted({r.study.device.name for r in results if r.source == "replayed"})
     if replayed:
-        out.print(
-            f"REPLAYED: times of {', '.join(sorted(replayed))} come from a recorded landscape, not from a GPU here.",
-            markup=False,
-        )
+        lines.append(f"REPLAYED: the times are {', '.join(replayed)}'s, read from a landscape; nothing was timed here.")
     unmeasured = sorted({r.study.device.arch for r in results if r.status.value == "not_measured"})
     if unmeasured:
-        out.print(f"NOT MEASURED: {', '.join(unmeasured)}: compiled and checked only; nothing is exported for it.")
-    out.print(
-        f"compiled {facts['compiled']} ({facts['from_store']} more from the store), {facts['build_s']:.1f} CPU s; "
-        f"GPU held {facts['gpu_held_s']:.1f} s (and {facts['gpu_startup_s']:.1f} s of start-up), kernels compiled "
-        f"there: {facts['compiled_by_measuring']}; "
-        f"wall {facts['wall_s']:.1f} s"
+        lines.append(f"NOT MEASURED: {', '.join(unmeasured)}: compiled and checked only; nothing is exported for it.")
+    lines.append(
+        f"compiled {facts['compiled']} configs in {facts['build_s']:.1f} CPU s, {facts['from_store']} more in the store"
     )
-    out.print(
-        f"ledger  {facts['ledger']}\nMLflow  {facts['tracking']}\npack    {facts['pack'] or 'none'}", markup=False
-    )
-    for notice in facts["notices"]:
-        out.print(f"note    {notice}", markup=False)
+    if not replayed:
+        lines.append(
+            f"GPU held {facts['gpu_held_s']:.1f} s, and {facts['gpu_startup_s']:.1f} s of start-up; kernels compiled "
+            f"by the measuring process: {facts['compiled_by_measuring']}"
+        )
+    lines += [f"wall     {facts['wall_s']:.1f} s", f"ledger   {facts['ledger']}", f"MLflow   {facts['tracking']}"]
+    lines.append(f"pack     {facts['pack'] or 'none'}" + (", replayed" if replayed and facts["pack"] else ""))
+    lines += [f"note     {notice}" for notice in facts["notices"]]
+    out.print("\n".join(lines), markup=False)

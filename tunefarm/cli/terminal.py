@@ -63,40 +63,51 @@ def time_text(ms: float) -> str:
     return f"{ms * 1000:.1f} us" if ms < 1 else f"{ms:.3f} ms"
 
 
-def closing_table(results: Sequence[StudyResult]) -> Table:
-    """All studies, a row each."""
+WIDE = 110
+"""Columns of a terminal from which the closing table shows all it has."""
+
+
+def closing_table(results: Sequence[StudyResult], width: int = WIDE) -> Table:
+    """Studies that were measured, a row each.
+
+    Args:
+        results: of a sweep.
+        width: of the terminal; a narrow one leaves out what the gain says already.
+    """
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    numbers = {"candidates", "measured", "time", "default", "gain", "reference", "rate"}
-    for name in ("study", "candidates", "measured", "winner", "time", "default", "gain", "reference", "rate"):
-        table.add_column(name, justify="right" if name in numbers else "left", no_wrap=name in ("study", "time"))
+    names = ["time", "default", "gain", "reference", "rate"] if width >= WIDE else ["time", "gain", "rate"]
+    table.add_column("study", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("winner")
+    workloads = {result.study.workload for result in results}
     for result in results:
-        table.add_row(*_row(result))
+        if result.status in (Status.WINNER, Status.NO_WINNER):
+            label = result.study.label
+            if len(workloads) == 1:  # One workload's name need not stand in every row.
+                label = label.removeprefix(f"{result.study.workload} ")
+            cells = _cells(result)
+            table.add_row(label, *(cells.get(name, "") for name in names), cells["winner"])
     return table
 
 
-def _row(result: StudyResult) -> list[str]:
-    measured = str(result.num_measured) + (" (replayed)" if result.source == "replayed" else "")
-    head = [result.study.label, str(result.num_candidates), measured]
+def _cells(result: StudyResult) -> dict[str, str]:
     winner = result.winner
     if winner is None:
-        word = {Status.NOT_MEASURED: "not measured", Status.SKIPPED: "skipped"}.get(result.status, "NO WINNER")
-        return [*head, word, "", "", "", "", ""]
+        return {"winner": "NO WINNER"}
     rates = result.rate(winner.median_ms)
     rate = f"{rates['tbps']:.2f} TB/s" if "tbps" in rates else ""
-    if "tflops" in rates:
-        rate = f"{rates['tflops']:.0f} TFLOP/s"
-    return [
-        *head,
-        str(winner.config),
-        time_text(winner.median_ms),
-        time_text(winner.default_ms) if winner.default_ms is not None else "n/a",
-        f"{winner.gain:.2f}x" if winner.gain is not None else "n/a",
-        time_text(result.reference_ms) if result.reference_ms is not None else "",
-        rate,
-    ]
+    return {
+        "time": time_text(winner.median_ms),
+        "default": time_text(winner.default_ms) if winner.default_ms is not None else "n/a",
+        "gain": f"{winner.gain:.2f}x" if winner.gain is not None else "n/a",
+        "reference": time_text(result.reference_ms) if result.reference_ms is not None else "",
+        "rate": f"{rates['tflops']:.0f} TFLOP/s" if "tflops" in rates else rate,
+        "winner": str(winner.config),
+    }
 
 
 class Progress:

@@ -70,7 +70,7 @@ def card(result: StudyResult, best_ms: Sequence[float] = ()) -> Card:
         name=result.study.label,
         status="FAILED" if result.status is Status.NO_WINNER else "FINISHED",
         params={name: value[:MAX_TEXT] for name, value in params.items()},
-        metrics={name: float(v) for name, v in _metrics(result).items() if v is not None and math.isfinite(v)},
+        metrics={name: _short(v) for name, v in _metrics(result).items() if v is not None and math.isfinite(v)},
         curve=curve,
         tags={name: value[:MAX_TEXT] for name, value in _tags(result).items()},
         table=_table(result),
@@ -78,28 +78,35 @@ def card(result: StudyResult, best_ms: Sequence[float] = ()) -> Card:
 
 
 def _metrics(result: StudyResult) -> dict[str, float | None]:
-    metrics: dict[str, float | None] = {
+    """Metrics, the most telling first: MLflow shows them, and compares by them, in this order."""
+    metrics: dict[str, float | None] = {}
+    winner = result.winner
+    if winner is not None and result.status is Status.WINNER:
+        rates = result.rate(winner.median_ms)
+        metrics = {
+            "time_us": winner.median_ms * 1e3,
+            "gain": winner.gain,
+            "bandwidth_tbps": rates.get("tbps"),
+            "tflops": rates.get("tflops"),
+            "default_time_us": _us(winner.default_ms),
+            "reference_time_us": _us(result.reference_ms),
+            "margin": winner.margin,
+        }
+    metrics |= {
         "candidates": result.num_candidates,
         "buckets": result.num_buckets,
         "measured": result.num_measured,
         "failed": sum(count for outcome, count in result.outcomes.items() if outcome in FAILURES),
         "build_s": result.build_s,
-        "gpu_busy_s": result.busy_s,
-        "gpu_held_s": result.held_s,
     }
-    winner = result.winner
-    if winner is None or result.status is not Status.WINNER:
-        return metrics
-    rates = result.rate(winner.median_ms)
-    return metrics | {
-        "time_us": winner.median_ms * 1e3,
-        "default_time_us": _us(winner.default_ms),
-        "reference_time_us": _us(result.reference_ms),
-        "gain": winner.gain,
-        "margin": winner.margin,
-        "bandwidth_tbps": rates.get("tbps"),
-        "tflops": rates.get("tflops"),
-    }
+    if result.source != "replayed":  # A replay holds no GPU.
+        metrics |= {"gpu_busy_s": result.busy_s, "gpu_held_s": result.held_s}
+    return metrics
+
+
+def _short(value: float) -> float:
+    # Six digits are more than any timer gives, and as many as a person reads.
+    return float(f"{value:.6g}")
 
 
 def _us(ms: float | None) -> float | None:

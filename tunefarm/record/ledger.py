@@ -9,7 +9,7 @@ config's key, `rung` a fidelity (-1: before any measurement). What a sweep write
 | `epoch` | `format`, `version`, `sweep_id`, `identity`, `pid`, `host`: a driver has opened the ledger |
 | `changed` | `before`, `after`: the identity, when the same experiment was edited between two drivers |
 | `fresh` | nothing: what was measured before is no longer to be used |
-| `study` | `study`, `label`, `device`, `problem`, counts: a study begins |
+| `study` | `study`, `label`, counts, `incumbent`, `eager`: a study begins, on terms that later drivers keep |
 | `built` | `study`, `config`, `build` |
 | `merged` | `study`, `config`, `into`: equal builds, measured as the config named in `into` |
 | `measured` | `study`, `config`, `rung`, `measurement` |
@@ -155,11 +155,7 @@ def open_ledger(path: Path, identity: Mapping[str, Any]) -> FileLedger:
         LedgerError: another driver is at work, the ledger belongs to another experiment, the file is not a ledger,
             or the folder cannot be written to. Nothing was changed then.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        side = _lock(side_file(path), path)
-    except OSError as e:
-        raise _unusable(path, "written", e) from None
+    side = _claim(path)
     try:
         return FileLedger(path, side, dict(identity), _look(path, identity))
     except OSError as e:
@@ -168,6 +164,24 @@ def open_ledger(path: Path, identity: Mapping[str, Any]) -> FileLedger:
     except BaseException:
         os.close(side)
         raise
+
+
+def check_ledger(path: Path, identity: Mapping[str, Any]) -> None:
+    """Raises what `open_ledger` would, before machines are taken; makes nothing but the folder and the lock's file."""
+    side = _claim(path)
+    try:
+        _look(path, identity)
+    finally:
+        os.close(side)
+
+
+def _claim(path: Path) -> int:
+    """Makes the folder and takes the lock, which is a file handle."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _lock(side_file(path), path)
+    except OSError as e:
+        raise _unusable(path, "written", e) from None
 
 
 def _look(path: Path, identity: Mapping[str, Any]) -> Scan:

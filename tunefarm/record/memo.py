@@ -19,13 +19,14 @@ class Memo:
         self._outcomes: dict[tuple[str, str, int], Mapping[str, Any]] = {}
         self._builds: dict[tuple[str, str], Mapping[str, Any]] = {}
         self._finals: dict[str, Mapping[str, Any]] = {}
+        self._studies: dict[str, Mapping[str, Any]] = {}
         comparable = False
         for event in events:
             data = event["data"]
             if event["event"] == "epoch":
                 comparable = data.get("identity", {}).get("conditions", "") == conditions
             elif event["event"] == "fresh":
-                for known in (self._outcomes, self._builds, self._finals):
+                for known in (self._outcomes, self._builds, self._finals, self._studies):
                     known.clear()
             elif not comparable:
                 continue
@@ -34,6 +35,8 @@ class Memo:
                 self._outcomes.setdefault((data["study"], data["config"], data["rung"]), data)
             elif event["event"] == "built":
                 self._builds.setdefault((data["study"], data["config"]), data)
+            elif event["event"] == "study":
+                self._studies.setdefault(data["study"], data)
             elif event["event"] == "finals":
                 self._finals[data["study"]] = data
 
@@ -47,6 +50,10 @@ class Memo:
     def build(self, study: str, config: str) -> Mapping[str, Any] | None:
         """The data of the `built` event of a config, or None."""
         return self._builds.get((study, config))
+
+    def study(self, study: str) -> Mapping[str, Any] | None:
+        """The data of the first `study` event of a study: the terms under which it was begun. None before."""
+        return self._studies.get(study)
 
     def finals(self, study: str) -> Mapping[str, Any] | None:
         """The data of the last `finals` event of a study, or None."""

@@ -305,7 +305,8 @@ class _Mirror:
         """Writes the sweep's totals and ends its run."""
         self.open()
         studies = self._metrics.values()
-        points = [(name, sum(metrics.get(name, 0.0) for metrics in studies), 0) for name in COSTS]
+        spent = [name for name in COSTS if any(name in metrics for metrics in studies)]
+        points = [(name, sum(metrics.get(name, 0.0) for metrics in studies), 0) for name in spent]
         points += [("studies", len(studies), 0), ("winners", sum("time_us" in metrics for metrics in studies), 0)]
         if gains := [metrics["gain"] for metrics in studies if metrics.get("gain", 0.0) > 0]:
             points.append(("gain_geomean", math.exp(sum(map(math.log, gains)) / len(gains)), 0))
@@ -337,6 +338,10 @@ def _sqlite_path(uri: str) -> Path | None:
     return Path(path) if scheme.startswith("sqlite") and path else None
 
 
+_KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""Lets MLflow's UI open on runs and charts; without it a new experiment opens as one of language models."""
+
+
 def _experiment(client: Any, name: str, uri: str) -> str:
     """The id of an MLflow experiment, made if there is none."""
     from mlflow.exceptions import MlflowException
@@ -344,7 +349,7 @@ def _experiment(client: Any, name: str, uri: str) -> str:
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
-            return str(client.create_experiment(name, artifact_location=_artifacts(name, uri)))
+            return str(client.create_experiment(name, artifact_location=_artifacts(name, uri), tags=_KIND))
         except MlflowException:
             # Another sweep made it in the meantime; anything else is raised below.
             found = client.get_experiment_by_name(name)

@@ -38,7 +38,8 @@ class Outlook:
         self._points = points
         self._num_known = len(times_ms) + len(failed)
         self.incumbent = min(times_ms, key=lambda number: (times_ms[number], number))
-        self.best = math.log(times_ms[self.incumbent])
+        self.best_ms = times_ms[self.incumbent]
+        self.best = math.log(self.best_ms)
         cap = self.best + math.log(CAP)
         values = {number: min(math.log(time_ms), cap) for number, time_ms in times_ms.items()}
         penalty = max(values.values()) + math.log(FAILED)

@@ -177,7 +177,7 @@ class StudySearch:
         if self._points is None:
             builds = [trial.build for trial in self._trials]
             live = {trial.number for trial in self._trials if trial.outcome is Outcome.OK}
-            all_built = all(builds[number] is not None for number in live)
+            all_built = bool(live) and all(builds[number] is not None for number in live)
             self._points = features(self._configs, builds if all_built else None)
             self._order = order(self._configs, self._problem, self._device, builds, first=self._seeds)
             ranked = [number for number in self._order if number in live]
@@ -332,8 +332,7 @@ class StudySearch:
         outlook = self._sampler.outlook
         if outlook is None:
             return []
-        best_ms = self._trials[outlook.incumbent].median_ms
-        assert best_ms is not None
+        best_ms = outlook.best_ms
         made = []
         for trial in (self._trials[number] for number in sorted(self._told)):
             if trial.outcome is not Outcome.OK:

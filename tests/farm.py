@@ -1,0 +1,296 @@
+"""A farm for tests: a kernel that compiles in milliseconds, an experiment of it, and landscapes made up for that."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tunefarm import landscape as landscapes
+from tunefarm.bench.meter import Question
+from tunefarm.bench.store import BuildStore
+from tunefarm.builds import BuildBoard
+from tunefarm.cli.opening import open_experiment
+from tunefarm.config import Config, Value
+from tunefarm.device import Device, nominal
+from tunefarm.dispatch import Dispatch
+from tunefarm.frozen import FrozenMap
+from tunefarm.landscape import Entry, Landscape, Recorded
+from tunefarm.plan import PlannedStudy, Target, choose_targets, plan
+from tunefarm.record.ledger import open_ledger, read_events
+from tunefarm.record.tracking import NullTracker
+from tunefarm.schedule.events import Budget
+from tunefarm.seams import Fleet, Worker
+from tunefarm.source import source_hash
+from tunefarm.study import StudyResult
+from tunefarm.sweep import Sweep
+from tunefarm.trial import Failure, Outcome
+
+GPU = replace(nominal("sm_90"), name="Test GPU", live=True)
+TOOLCHAIN = FrozenMap(torch="9.9", triton="8.8")
+
+KERNEL = """\
+import sys
+
+import triton
+import triton.language as tl
+
+import tunefarm
+
+
+@triton.jit
+def fill_kernel(y_ptr, n, BLOCK: tl.constexpr, MARK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + i, MARK, mask=i < n)
+
+
+def fill(y, n):
+    fill_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](y, n)
+    return y
+
+
+workload = tunefarm.Workload(
+    call=fill,
+    kernel=fill_kernel,
+    name="fill",
+    inputs={"y": ["n"], "n": {"value": "n"}},
+    key=("n",),
+    ranges=("n",),
+    num_bytes=lambda n, dtype: 4 * n,
+    default=tunefarm.Config(params={"BLOCK": 64, "MARK": 0}, options={"num_warps": 4}),
+)
+"""
+
+EXPERIMENT: dict[str, Any] = {
+    "name": "fill",
+    "workload": "kernels.py:workload",
+    "problems": [{"n": 1000, "dtype": "fp32"}],
+    "space": {"BLOCK": [64, 128, 256], "MARK": [0, 1], "num_warps": [1, 2, 4]},
+    "devices": [{"arch": "sm_90", "landscape": "recording.json.gz"}],
+}
+
+Time = Callable[[Config, Mapping[str, Value]], "float | Outcome"]
+"""The true time of a config in ms for a problem, or how it fails."""
+
+
+def smooth(config: Config, variables: Mapping[str, Value]) -> float:
+    """A bowl: the best block grows with n, two warps are best, and marks cost a little."""
+    block, mark, warps = (int(config.flat[name] or 0) for name in ("BLOCK", "MARK", "num_warps"))
+    best = 8 if int(variables["n"] or 0) > 2000 else 7
+    return 0.02 * (1 + 0.4 * abs(block.bit_length() - 1 - best) + 0.3 * abs(warps.bit_length() - 2) + 0.02 * mark)
+
+
+def write_experiment(folder: Path, kernel: str = KERNEL, **sections: Any) -> Path:
+    """An experiment file and its kernel; a section given as None is left out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "kernels.py").write_text(kernel)
+    path = folder / "experiment.yaml"
+    # JSON is YAML.
+    path.write_text(json.dumps({k: v for k, v in {**EXPERIMENT, **sections}.items() if v is not None}))
+    return path
+
+
+def write_landscape(
+    experiment: Path,
+    time_ms: Time = smooth,
+    name: str = "recording.json.gz",
+    device: Device = GPU,
+    num_samples: int = 20,
+) -> Path:
+    """A recording of every candidate of an experiment, with made-up times."""
+    resolved = open_experiment(experiment)
+    problems = []
+    for study in plan(resolved, [Target(device=device)]):
+        if not study.skipped:
+            entries = tuple(
+                _entry(config, time_ms(config, study.study.variables), num_samples) for config in study.candidates
+            )
+            problems.append(Recorded(problem=study.study.problem, entries=entries, reference_ms=0.05))
+    made = Landscape(
+        kernel="fill_kernel", source_hash=source_hash(resolved.workload.kernel), device=device, toolchain=TOOLCHAIN,
+        date="2026-01-01", problems=tuple(problems),
+    )  # fmt: skip
+    path = experiment.parent / name
+    landscapes.save(made, path)
+    return path
+
+
+def _entry(config: Config, time_ms: float | Outcome, num_samples: int) -> Entry:
+    if isinstance(time_ms, Outcome):
+        failure = Failure(stage="launch", kind=time_ms.value, message=f"{time_ms.value} on purpose")
+        return Entry(config=config, outcome=time_ms, failure=failure)
+    noise = random.Random(config.key)
+    samples = tuple(time_ms * (1 + 0.002 * noise.random()) for _ in range(num_samples))
+    return Entry(config=config, outcome=Outcome.OK, warmup_ms=(time_ms * 2,), samples_ms=samples)
+
+
+# ---- the command, as people run it ----
+
+
+def environment(store: Path, **more: str) -> dict[str, str]:
+    """Of the command: no GPU, nothing of the machine's own settings."""
+    alien = ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "COLUMNS", "XDG_CACHE_HOME")
+    mine = {name: value for name, value in os.environ.items() if name not in alien}
+    return {**mine, "TUNEFARM_CACHE": str(store), "CUDA_VISIBLE_DEVICES": "", **more}
+
+
+def command(*arguments: str | Path) -> list[str]:
+    """The command line of `tunefarm` with these arguments."""
+    return [sys.executable, "-m", "tunefarm.cli", *map(str, arguments)]
+
+
+def tunefarm(
+    *arguments: str | Path, folder: Path, store: Path, timeout_s: float = 120.0, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs `tunefarm` in a folder until it ends."""
+    return subprocess.run(
+        command(*arguments), cwd=folder, env=environment(store, **more), capture_output=True, text=True,
+        timeout=timeout_s, check=False,
+    )  # fmt: skip
+
+
+@contextmanager
+def running(*arguments: str | Path, folder: Path, store: Path) -> Iterator[subprocess.Popen[str]]:
+    """`tunefarm` at work; killed at the end if it still is."""
+    process = subprocess.Popen(
+        command(*arguments), cwd=folder, env=environment(store), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    try:
+        with process:
+            try:
+                yield process
+            finally:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGKILL)
+    finally:
+        assert process.returncode is not None
+
+
+def children(pid: int) -> list[int]:
+    """Processes whose parent is `pid`."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Whether the condition came true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+# ---- what a ledger says ----
+
+
+def events(ledger: Path, event: str = "") -> list[dict[str, Any]]:
+    """Data of the events of a ledger, of one kind if it is named; each with the number of its epoch."""
+    if not ledger.exists():
+        return []
+    return [{**e["data"], "epoch": e["epoch"]} for e in read_events(ledger) if event in ("", e["event"])]
+
+
+def measured(ledger: Path) -> list[tuple[str, str, int]]:
+    """(study, config, rung) of every measurement, in order."""
+    return [(e["study"], e["config"], e["rung"]) for e in events(ledger, "measured")]
+
+
+# ---- a sweep in this process ----
+
+
+@dataclass
+class Silent:
+    """A watcher that shows nothing and may act when something moves."""
+
+    act: Callable[[], None] = lambda: None
+
+    def began(self, contests: Sequence[Any], num_builds: int) -> None:
+        self.num_builds = num_builds
+
+    def moved(self, board: BuildBoard, contests: Sequence[Any]) -> None:
+        self.act()
+
+    def ended(self, result: StudyResult) -> None:
+        pass
+
+
+@dataclass(kw_only=True)
+class Played:
+    """What a sweep in this process gave."""
+
+    results: list[StudyResult]
+    ledger: Path
+    board: BuildBoard
+    dispatch: Dispatch
+    planned: list[PlannedStudy] = field(default_factory=list)
+
+
+def play(
+    experiment: Path, fleet: Fleet, store: Path, *, ledger: Path | None = None, act: Callable[[], None] = lambda: None,
+    budget: Budget | None = None, incumbents: dict[str, Config] | None = None,
+) -> Played:  # fmt: skip
+    """Sweeps an experiment on a fleet that is there already; export and tracking apart, as the command does."""
+    resolved = open_experiment(experiment)
+    planned = plan(resolved, choose_targets(resolved.experiment, []))
+    written = open_ledger(ledger or experiment.with_name("ledger.jsonl"), {"experiment": resolved.experiment.name})
+    board = BuildBoard(resolved, BuildStore(store / "builds"))
+    dispatch = Dispatch(fleet, budget=budget)
+    try:
+        competition = Sweep(
+            resolved, planned, dispatch=dispatch, board=board, ledger=written, memo=written.memo(),
+            tracker=NullTracker(), watcher=Silent(act), num_builders=2, incumbents=incumbents,
+        )  # fmt: skip
+        results = competition.run_through()
+    finally:
+        written.close()
+    return Played(results=results, ledger=written.path, board=board, dispatch=dispatch, planned=planned)
+
+
+# ---- a fleet that loses processes ----
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """A fleet whose measuring processes die of certain configs, as a GPU's may of a kernel."""
+
+    fleet: Fleet
+    configs: tuple[Config, ...]
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        return self.fleet.workers
+
+    def submit(self, job: Callable[[], Any], where: str) -> Future[Any]:
+        return self.fleet.submit(partial(die_of, self.configs, job), where)
+
+    def close(self) -> None:
+        self.fleet.close()
+
+
+def die_of(configs: tuple[Config, ...], job: partial[Any]) -> Any:
+    """Does a job, unless it measures one of the configs."""
+    for question in job.args:
+        if isinstance(question, Question) and any(c.config in configs for c in question.candidates):
+            os.kill(os.getpid(), signal.SIGKILL)
+    return job()
