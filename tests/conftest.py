@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from farm import Warm
 
 from tunefarm.fleet.inline import InlineFleet
 
@@ -20,5 +21,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fleet() -> Iterator[InlineFleet]:
     """One measuring worker that replays, and two that build."""
     made = InlineFleet([None], num_builders=2)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """The command, without its imports' seconds."""
+    made = Warm(tmp_path_factory.mktemp("warm"))
     yield made
     made.close()

@@ -160,6 +160,64 @@ def tunefarm(
     )  # fmt: skip
 
 
+_WARM = """\
+import json, os, sys, traceback
+import optuna, torch, triton
+from tunefarm.cli.__main__ import main
+import tunefarm.cli.app, tunefarm.plan
+
+for line in sys.stdin:
+    arguments, folder, environment, out, err = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.environ.update(environment)
+        for path, handle in ((out, 1), (err, 2)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), handle)
+        sys.argv = ["tunefarm", *arguments]
+        code = 0
+        try:
+            main()
+        except SystemExit as e:
+            code = e.code or 0
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+class Warm:
+    """Runs `tunefarm` in processes forked off one that has done the imports: for commands that end before the work."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _WARM], env=environment(folder), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+
+    def __call__(
+        self, *arguments: str | Path, folder: Path, store: Path, **more: str
+    ) -> subprocess.CompletedProcess[str]:
+        out, err = self._folder / "out", self._folder / "err"
+        for path in (out, err):
+            path.unlink(missing_ok=True)
+        order = [[*map(str, arguments)], str(folder), environment(store, **more), str(out), str(err)]
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        code = int(self._process.stdout.readline())
+        return subprocess.CompletedProcess(order[0], code, out.read_text(), err.read_text())
+
+    def close(self) -> None:
+        self._process.communicate(timeout=30)
+
+
 @contextmanager
 def running(*arguments: str | Path, folder: Path, store: Path) -> Iterator[subprocess.Popen[str]]:
     """`tunefarm` at work; killed at the end if it still is."""

@@ -13,6 +13,7 @@ import farm
 import pytest
 from farm import GPU, Deadly, events, measured, play, smooth, write_experiment, write_landscape
 
+import tunefarm.sweep
 from tunefarm.config import Config, Value
 from tunefarm.errors import SpecError
 from tunefarm.fleet.inline import InlineFleet
@@ -68,11 +69,12 @@ def check_ledger(played: farm.Played) -> None:
         known = [(t.config.key, m.rung) for t in result.trials for m in t.measurements if m.rung != FINAL]
         assert sorted(mine) == sorted(known)
         for event, outcome in (("pruned", Outcome.PRUNED), ("merged", Outcome.MERGED)):
-            said = sorted(e["config"] for e in events(played.ledger, event) if e["study"] == result.study.key)
-            assert said == sorted(t.config.key for t in result.trials if t.outcome is outcome)
+            # A driver that goes on says again what it decides.
+            said = {e["config"] for e in events(played.ledger, event) if e["study"] == result.study.key}
+            assert said == {t.config.key for t in result.trials if t.outcome is outcome}
         if result.winner is not None:
             (finals,) = [e for e in events(played.ledger, "finals") if e["study"] == result.study.key]
-            (winner,) = [e for e in events(played.ledger, "winner") if e["study"] == result.study.key]
+            winner = [e for e in events(played.ledger, "winner") if e["study"] == result.study.key][-1]
             assert winner["winner"]["config"] == result.winner.config.to_json()
             assert result.winner.config.key in finals["configs"]
             assert played.planned[0].default is None or played.planned[0].default.key in finals["configs"]
@@ -291,6 +293,45 @@ def test_wall_time_that_ends_while_building_leaves_the_rest_unbuilt(tmp_path: Pa
     assert other.status is Status.NOT_MEASURED
     assert 0 < played.board.num_compiled < measured_one.num_candidates
     assert not events(played.ledger, "failed")
+
+
+# ---- going on after a crash ----
+
+
+class Crash(Exception):
+    """The driver's end."""
+
+
+@pytest.mark.parametrize("eager_s", [45.0, 0.0], ids=["all compiled first", "compiled ahead"])
+def test_a_sweep_cut_anywhere_goes_on_the_same_way(
+    tmp_path: Path, fleet: Fleet, store: Path, monkeypatch: pytest.MonkeyPatch, eager_s: float
+) -> None:
+    """TF-057: whatever was known when the driver ended, its successors measure the same and decide the same."""
+    monkeypatch.setattr(tunefarm.sweep, "EAGER_S", eager_s)
+    experiment = write_experiment(tmp_path, problems=THREE[:1], space=LARGE, search={"batch": 3})
+    write_landscape(experiment)
+    builds = store if eager_s else tmp_path / "cold"
+    calm = play(experiment, fleet, builds if eager_s else tmp_path / "calm", ledger=tmp_path / "calm.jsonl")
+    steps = 0
+
+    def crash() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 7:
+            steps = 0
+            raise Crash
+
+    num_crashes = 0
+    while True:
+        try:
+            played = play(experiment, fleet, builds, ledger=tmp_path / "cut.jsonl", act=crash)
+            break
+        except Crash:
+            num_crashes += 1
+    assert num_crashes > 3
+    assert [r.winner for r in played.results] == [r.winner for r in calm.results]
+    assert sorted(measured(tmp_path / "cut.jsonl")) == sorted(measured(tmp_path / "calm.jsonl"))
+    check_ledger(played)
 
 
 # ---- what an earlier pack holds ----

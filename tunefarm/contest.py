@@ -291,10 +291,11 @@ class Contest:
         )  # fmt: skip
 
     def _count(self, answers: Answers) -> None:
-        self._costs.held_s += answers.busy_s
-        self._costs.busy_s += sum(a.measurement.busy_s for a in answers.answers if a.measurement)
+        if self.planned.target.meter == "gpu":
+            self._costs.held_s += answers.busy_s
+            self._costs.busy_s += sum(a.measurement.busy_s for a in answers.answers if a.measurement)
+            self._costs.startup_s += answers.startup_s
         self._costs.num_compiled += answers.num_compiled
-        self._costs.startup_s += answers.startup_s
         self._toolchain = answers.toolchain
         if answers.reference_ms is not None:
             self._reference_ms = answers.reference_ms

@@ -82,6 +82,7 @@ class Dispatch:
         self._futures: dict[int, Future[Any]] = {}
         self._arrivals: queue.SimpleQueue[tuple[Start, Future[Any]]] = queue.SimpleQueue()
         self._done: list[Done] = []
+        self._gpus = {worker.name for worker in fleet.workers if worker.device is not None}
         self._held: dict[str, list[float]] = {}
         self.notices: list[str] = []
         """What people should know: quarantined workers, a spent budget."""
@@ -95,7 +96,7 @@ class Dispatch:
 
     @property
     def held_s(self) -> float:
-        """Seconds that measuring workers were held, each from its first job's start to its last job's end."""
+        """Seconds that GPUs were held, each from its worker's first job's start to its last job's end."""
         return sum(last - first for first, last in self._held.values())
 
     def submit(self, jobs: Iterable[tuple[Job, Callable[[], Any]]]) -> None:
@@ -122,7 +123,7 @@ class Dispatch:
         except queue.Empty:
             self._tell(Tick())
             return
-        if start.job.role == "measure":
+        if start.worker in self._held:
             self._held[start.worker][1] = self._clock.now()
         if future.cancelled():
             return
@@ -163,7 +164,7 @@ class Dispatch:
                 self.notices.append(f"budget {budget} is spent: no more measuring, finals apart")
 
     def _start(self, start: Start, job: Job, worker: str, attempt: int) -> None:
-        if job.role == "measure":
+        if worker in self._gpus:
             now = self._clock.now()
             self._held.setdefault(worker, [now, now])
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tunefarm import landscape as landscapes
@@ -118,11 +118,11 @@ def require_meter(experiment: Experiment, targets: Sequence[Target]) -> None:
         )
 
 
-def check_landscape(target: Target, workload: Workload) -> None:
-    """Refuses to replay what another kernel did.
+def check_landscape(target: Target, workload: Workload, problems: Iterable[Problem]) -> None:
+    """Refuses to replay what another kernel did, or what nobody did.
 
     Raises:
-        LandscapeError: the landscape records another kernel, or another text of this one.
+        LandscapeError: the landscape records another kernel, another text of this one, or not all of the problems.
     """
     recording = landscapes.load_cached(target.landscape)
     current = source_hash(workload.kernel)
@@ -133,6 +133,14 @@ def check_landscape(target: Target, workload: Workload) -> None:
             file=target.landscape,
             hint="the kernel has changed since: record it again with `tunefarm record` on a GPU",
         )
+    for problem in problems:
+        if recording.find(problem) is None:
+            known = "; ".join(recorded.problem.label for recorded in recording.problems)
+            raise LandscapeError(
+                f"does not hold problem {problem.label}",
+                file=target.landscape,
+                hint=f"it holds {known}; record this one with `tunefarm record` on a GPU",
+            )
 
 
 def plan(resolved: Resolved, targets: Sequence[Target]) -> list[PlannedStudy]:
@@ -140,17 +148,17 @@ def plan(resolved: Resolved, targets: Sequence[Target]) -> list[PlannedStudy]:
 
     Raises:
         SpecError: the workload's call cannot be followed for some problem.
-        LandscapeError: a landscape is stale.
+        LandscapeError: a landscape is stale or lacks a problem.
     """
-    studies = []
+    studies: list[PlannedStudy] = []
     for target in targets:
+        try:
+            mine = [_plan_study(resolved, target, spec) for spec in resolved.experiment.problems]
+        except SpecError as e:
+            raise located(e, resolved.experiment) from None
         if target.meter == "replay":
-            check_landscape(target, resolved.workload)
-        for spec in resolved.experiment.problems:
-            try:
-                studies.append(_plan_study(resolved, target, spec))
-            except SpecError as e:
-                raise located(e, resolved.experiment) from None
+            check_landscape(target, resolved.workload, [s.study.problem for s in mine if not s.skipped])
+        studies += mine
     return studies
 
 

@@ -12,16 +12,17 @@ from tunefarm.bench.meter import Answer, Answers, Candidate, Question
 from tunefarm.bench.worker import Built, build, measure
 from tunefarm.builds import BuildBoard
 from tunefarm.config import Config
+from tunefarm.contest import lost_answer
 from tunefarm.dispatch import Dispatch, Done
 from tunefarm.errors import InfrastructureError
 from tunefarm.frozen import FrozenMap
 from tunefarm.landscape import Entry, Landscape, Recorded
-from tunefarm.plan import PlannedStudy
+from tunefarm.plan import PlannedStudy, located
 from tunefarm.schedule.events import Job
 from tunefarm.source import source_hash
 from tunefarm.spec.experiment import Resolved
 from tunefarm.sweep import BUILD_S, BUILD_TIMEOUT_S, MEASURE_TIMEOUT_S, built_by
-from tunefarm.trial import Failure, Outcome
+from tunefarm.trial import Outcome
 
 NUM_SAMPLES = 20
 BATCH = 16
@@ -57,7 +58,7 @@ def record(
         UserError: the workload cannot serve a problem.
         InfrastructureError: no worker could do what must be done.
     """
-    _build_all(planned, dispatch, board, advance)
+    _build_all(resolved, planned, dispatch, board, advance)
     toolchain: FrozenMap[str] = FrozenMap()
     problems = []
     for study in planned:
@@ -87,7 +88,9 @@ def record(
     )
 
 
-def _build_all(planned: Sequence[PlannedStudy], dispatch: Dispatch, board: BuildBoard, advance: Advance) -> None:
+def _build_all(
+    resolved: Resolved, planned: Sequence[PlannedStudy], dispatch: Dispatch, board: BuildBoard, advance: Advance
+) -> None:
     jobs = {}
     for study in planned:
         for config in study.candidates:
@@ -95,12 +98,12 @@ def _build_all(planned: Sequence[PlannedStudy], dispatch: Dispatch, board: Build
             if board.find(slot, config) is None:
                 job = Job(id=f"build:{slot.key}", role="build", cost_s=BUILD_S, timeout_s=BUILD_TIMEOUT_S)
                 jobs[job.id] = job, functools.partial(build, slot.request)
-    for done in _all(dispatch, jobs.values()):
+    for done in _all(resolved, dispatch, jobs.values()):
         board.put(done.job.partition(":")[2], built_by(done))
         advance("built", 1)
 
 
-def _all(dispatch: Dispatch, jobs: Iterable[tuple[Job, Callable[[], object]]]) -> Iterable[Done]:
+def _all(resolved: Resolved, dispatch: Dispatch, jobs: Iterable[tuple[Job, Callable[[], object]]]) -> Iterable[Done]:
     taken = list(jobs)
     dispatch.submit(taken)
     left = len(taken)
@@ -110,7 +113,9 @@ def _all(dispatch: Dispatch, jobs: Iterable[tuple[Job, Callable[[], object]]]) -
             raise InfrastructureError("recording waits for nothing", hint="please report this")
         for each in done:
             if each.error is not None:
-                raise each.error
+                raise located(each.error, resolved.experiment)
+            if each.given_up:
+                raise InfrastructureError(f"recording gave up a job: {each.given_up}")
             left -= 1
             yield each
 
@@ -137,14 +142,13 @@ def _measure_all(
             job = Job(id=name, role="measure", where=study.study.device.key, timeout_s=MEASURE_TIMEOUT_S)
             jobs[name] = (job, functools.partial(measure, question)), numbers
         batches = []
-        for done in _all(dispatch, [call for call, _ in jobs.values()]):
+        for done in _all(resolved, dispatch, [call for call, _ in jobs.values()]):
             numbers = jobs[done.job][1]
             if isinstance(done.value, Answers):
                 results.append(done.value)
                 answers |= {answer.number: answer for answer in done.value.answers}
             elif len(numbers) == 1:
-                failure = Failure(stage="measure", kind="WorkerLost", message=done.condemned or done.given_up)
-                answers[numbers[0]] = Answer(number=numbers[0], outcome=Outcome.CRASHED, failure=failure)
+                answers[numbers[0]] = lost_answer(numbers[0], done.condemned)
             # What a lost or poisoned process left unanswered is tried one by one.
             batches += [(number,) for number in numbers if number not in answers]
             advance("measured", sum(number in answers for number in numbers))

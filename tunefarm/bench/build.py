@@ -26,6 +26,7 @@ _LAUNCH_ATTRIBUTES = (
     "num_warps", "num_ctas", "cluster_dims", "launch_cooperative_grid", "launch_pdl", "shared", "tmem_size",
     "global_scratch_size", "global_scratch_align", "profile_scratch_size",
 )  # fmt: skip
+MAX_MESSAGE = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,11 +149,11 @@ def _failure(error: Exception) -> tuple[Outcome, Failure]:
     else:
         message = next(line.strip() for line in text.splitlines() if line.strip())
     outcome = Outcome.OUT_OF_RESOURCES if kind == "OutOfResources" else Outcome.COMPILE_ERROR
-    return outcome, Failure(stage="build", kind=kind, message=message[:400], detail=text[:4000])
+    return outcome, Failure(stage="build", kind=kind, message=message[:MAX_MESSAGE], detail=text[:4000])
 
 
 def _compiler_says(error: Any) -> tuple[str, str]:
-    """(`kernel line 12, helper line 3: y = tl.expp(x): what is wrong`, the compiler's own excerpt).
+    """(`kernel line 12: y = root(x): root line 3: return tl.srt(x): what is wrong`, the compiler's own excerpt).
 
     An error inside a jitted function that the kernel calls is the cause of one without a message at the call. Lines
     count from the `def`.
@@ -161,13 +162,14 @@ def _compiler_says(error: Any) -> tuple[str, str]:
     while True:
         source, number = (error.src or "").splitlines(), getattr(error.node, "lineno", 0)
         name = re.match(r"def\s+(\w+)", error.src or "")
-        places.append(f"{name[1] if name else '?'} line {number}")
+        line = source[number - 1].strip() if 1 <= number <= len(source) else ""
+        places.append(f"{name[1] if name else '?'} line {number}: {line}")
         if not hasattr(error.__cause__, "error_message"):
             break
         error = error.__cause__
-    line = source[number - 1].strip() if 1 <= number <= len(source) else ""
-    what = (error.error_message or type(error).__name__).strip()
-    return ": ".join(part for part in (", ".join(places), line, what) if part), str(error)
+    what = " ".join((error.error_message or type(error).__name__).split())
+    # Whatever must be cut, it is not what is wrong.
+    return f"{': '.join(places)[: max(0, MAX_MESSAGE - 2 - len(what))]}: {what}", str(error)
 
 
 def _assembler_says(text: str) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunefarm.bench.launch import Launch, call, intercept
-from tunefarm.bench.loaded import Loaded, load_kernel, loaded
+from tunefarm.bench.loaded import Loaded, load_kernel
 from tunefarm.bench.meter import NUM_WARMUP, Answer, Candidate, Question
 from tunefarm.bench.tensors import checksums, explained, make_inputs
 from tunefarm.bench.verify import mismatch, poisoned, reference_outputs
@@ -99,7 +99,7 @@ class GpuMeter:
 
     def _time_reference(self, reference: Callable[..., Any]) -> float | None:
         arguments = list(self._inputs.values())
-        loaded = Loaded(fire=lambda: reference(*arguments), reset=lambda: None, zeroed=frozenset())
+        loaded = Loaded(fire=lambda: reference(*arguments))
         durations: list[float] = []
         try:
             while len(durations) < NUM_WARMUP + NUM_REFERENCE and sum(durations) < MAX_REFERENCE_MS:
@@ -178,7 +178,7 @@ class GpuMeter:
     def _load(self, candidate: Candidate, question: Question) -> Loaded | Answer:
         """Runs the production call with the candidate's machine code in the kernel's place, and checks the outputs."""
         try:
-            ready, outputs = self._start(candidate, question)
+            loaded, outputs = self._start(candidate, question)
             is_new = candidate.config not in self._seen
             failure = self._check(outputs, question) if is_new else None
             loaded.reset()
@@ -229,7 +229,7 @@ class GpuMeter:
 
         def on_launch(launch: Launch) -> None:
             kernel = self._kernel(candidate, launch, question)[launch.grid]
-            loads.append(loaded(workload, kernel, launch.arguments))
+            loads.append(Loaded.of(workload, kernel, launch.arguments))
             loads[-1].reset()
             loads[-1].fire()
 

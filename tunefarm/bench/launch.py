@@ -129,7 +129,7 @@ def call(workload: Workload, inputs: Mapping[str, Any], config: Config | None) -
         SpecError: it cannot do without a config, and there is none.
     """
     wanted = inspect.signature(workload.call).parameters.get("config")
-    if wanted is None:
+    if wanted is None or wanted.kind is inspect.Parameter.VAR_KEYWORD:
         return workload.call(**inputs)
     if config is not None:
         return workload.call(**inputs, config=dict(config.params))

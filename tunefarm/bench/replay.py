@@ -53,18 +53,21 @@ class LandscapeMeter:
         """Answers from the recording; a config that was not recorded is `skipped`."""
         for candidate in candidates:
             entry = self._entries.get(candidate.config)
-            if entry is None:
-                failure = Failure(
-                    stage="measure", kind="NotRecorded", message="the landscape does not hold this config"
-                )
+            if entry is not None and entry.outcome is not Outcome.OK:
+                failure = entry.failure or _unknown(entry.outcome.value, "no reason was recorded")
+                yield Answer(number=candidate.number, outcome=entry.outcome, failure=failure)
+            elif entry is None or not entry.samples_ms:
+                failure = _unknown("NotRecorded", "the landscape holds no samples of this config")
                 yield Answer(number=candidate.number, outcome=Outcome.SKIPPED, failure=failure)
-            elif entry.outcome is not Outcome.OK or not entry.samples_ms:
-                yield Answer(number=candidate.number, outcome=entry.outcome, failure=entry.failure)
             else:
                 yield Answer(number=candidate.number, measurement=_replay(entry, question))
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _unknown(kind: str, message: str) -> Failure:
+    return Failure(stage="measure", kind=kind, message=message)
 
 
 def _replay(entry: Entry, question: Question) -> Measurement:

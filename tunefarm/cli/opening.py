@@ -52,6 +52,19 @@ def has_gpu() -> bool:
     return torch.cuda.device_count() > 0
 
 
+def check_fleet(kind: FleetKind, address: str | None) -> None:
+    """Refuses an address that would not be used.
+
+    Raises:
+        UserError: it is given, and the fleet is not Ray's.
+    """
+    if address and kind is not FleetKind.RAY:
+        raise UserError(
+            f"{address} is the address of a Ray cluster",
+            hint=f"leave out --fleet {kind.value}, or --address and RAY_ADDRESS",
+        )
+
+
 def open_fleet(kind: FleetKind, address: str | None, *, use_gpu: bool, builders: int | None) -> Fleet:
     """Starts the fleet.
 
@@ -68,8 +81,6 @@ def open_fleet(kind: FleetKind, address: str | None, *, use_gpu: bool, builders:
         from tunefarm.fleet.ray import RayFleet
 
         return RayFleet(address, probe=probe if use_gpu else None, num_builders=builders)
-    if address:
-        raise UserError("--address is of a Ray cluster", hint="leave out --fleet inline")
     from tunefarm.fleet.inline import InlineFleet
 
     if not use_gpu:

@@ -34,9 +34,11 @@ def record(
     from tunefarm.plan import choose_targets, plan
     from tunefarm.recording import record as make_recording
 
+    opening.check_fleet(fleet, address)
     resolved = opening.open_experiment(experiment)
     if not out.name.endswith(".json.gz"):
         raise UserError("a landscape is gzipped JSON", file=str(out), hint="name it *.json.gz")
+    opening.check_output(out)
     if not opening.has_gpu() and not address:
         raise UserError("recording measures on a GPU, and this machine has none", hint="see `tunefarm doctor`")
     began = time.monotonic()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,12 +16,27 @@ import typer
 from tunefarm.cli.opening import FleetKind, MeterKind
 
 if TYPE_CHECKING:
+    from tunefarm.cli.terminal import Progress
     from tunefarm.config import Config
+    from tunefarm.device import Device
     from tunefarm.pack import Pack
-    from tunefarm.plan import PlannedStudy, Target
+    from tunefarm.plan import PlannedStudy
     from tunefarm.record.ledger import FileLedger
+    from tunefarm.seams import Fleet
     from tunefarm.spec.experiment import Resolved
     from tunefarm.study import StudyResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """A sweep as it was ordered, and found sound before any machine was touched."""
+
+    resolved: Resolved
+    meter: MeterKind
+    ledger: Path
+    fresh: bool
+    tracking: str
+    store: Path
 
 
 def sweep(
@@ -40,43 +57,30 @@ def sweep(
     """
     from tunefarm.cli import opening
     from tunefarm.cli.terminal import Progress
-    from tunefarm.plan import choose_targets, plan, require_meter
-    from tunefarm.record.ledger import check_ledger
 
     began = time.monotonic()
+    opening.check_fleet(fleet, address)
     resolved = opening.open_experiment(experiment)
-    spec = resolved.experiment
-    uri = opening.tracking_uri(tracking, spec)
+    order = _Order(
+        resolved=resolved, meter=meter, fresh=fresh, tracking=opening.tracking_uri(tracking, resolved.experiment),
+        ledger=sweeps / resolved.experiment.name / "ledger.jsonl", store=opening.store_folder(),
+    )  # fmt: skip
     use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
-    # What can be refused is refused before any machine is touched.
-    targets = choose_targets(spec, [], meter.value)
-    planned = plan(resolved, targets)
-    if not use_gpu:
-        require_meter(spec, targets)
-        _refuse_to_mix(spec.export, targets)
-    pack_before = _earlier_pack(spec.export)
-    store = opening.store_folder()
-    path = sweeps / spec.name / "ledger.jsonl"
-    check_ledger(path, {"experiment": spec.name})
-    with Progress(quiet=quiet or as_json) as progress:
-        progress.say(f"starting the fleet ({fleet.value})")
-        workers = opening.open_fleet(fleet, address, use_gpu=use_gpu, builders=builders)
-        try:
-            if use_gpu:
-                targets = choose_targets(spec, opening.live_devices(workers), meter.value)
-                require_meter(spec, targets)
-                _refuse_to_mix(spec.export, targets)
-                planned = plan(resolved, targets)
-            ledger = _open_ledger(resolved, targets, path, fresh=fresh)
+    planned = _plan(order, [], complete=not use_gpu)
+    try:
+        with Progress(quiet=quiet or as_json) as progress:
+            progress.say(f"starting the fleet ({fleet.value})")
+            workers = opening.open_fleet(fleet, address, use_gpu=use_gpu, builders=builders)
             try:
-                results, facts = _compete(resolved, planned, workers, ledger, uri, store, pack_before, progress)
+                if use_gpu:
+                    planned = _plan(order, opening.live_devices(workers), complete=True)
+                with contextlib.closing(_open_ledger(order, planned)) as ledger:
+                    results, facts = _compete(order, planned, workers, ledger, progress)
             finally:
-                ledger.close()
-        except KeyboardInterrupt:
-            progress.say("interrupted: what was measured is in the ledger; the same command goes on from there")
-            raise
-        finally:
-            workers.close()
+                workers.close()
+    except KeyboardInterrupt:
+        typer.echo("interrupted: what was measured is in the ledger; the same command goes on from there", err=True)
+        raise
     facts["wall_s"] = round(time.monotonic() - began, 2)
     if as_json:
         typer.echo(json.dumps({"studies": [_study_json(r) for r in results], **facts}, indent=1))
@@ -88,47 +92,56 @@ def sweep(
         sys.exit(1)
 
 
-def _earlier_pack(export: str) -> Pack | None:
+def _plan(order: _Order, live: Sequence[Device], *, complete: bool) -> list[PlannedStudy]:
+    """The studies, after refusing whatever can be refused already; `complete`: no further device will show up."""
     from tunefarm.cli.opening import check_output
-    from tunefarm.pack import load_pack
-
-    if not export:
-        return None
-    check_output(Path(export))
-    return load_pack(export) if Path(export).exists() else None
-
-
-def _refuse_to_mix(export: str, targets: Sequence[Target]) -> None:
-    """Refuses what the export would refuse, before the work."""
     from tunefarm.errors import UserError
+    from tunefarm.plan import choose_targets, plan, require_meter
+    from tunefarm.record.ledger import check_ledger
 
-    pack = _earlier_pack(export)
+    spec = order.resolved.experiment
+    # With GPUs still to show up, whether their landscapes can be replayed is no matter yet.
+    targets = choose_targets(spec, live, order.meter.value if complete else MeterKind.GPU.value)
+    planned = plan(order.resolved, targets)
+    if complete:
+        require_meter(spec, targets)
+    if spec.export:
+        check_output(Path(spec.export))
+    pack = _earlier_pack(spec.export)
     source = "measured" if any(target.meter == "gpu" for target in targets) else "replayed"
-    if pack is not None and set(pack.sources) - {source}:
+    if complete and pack is not None and set(pack.sources) - {source}:
         raise UserError(
             f"holds {' and '.join(pack.sources)} rows, and those of this sweep would be {source}",
-            file=export,
+            file=spec.export,
             hint="export to another file, or remove this one",
         )
+    check_ledger(order.ledger, {"experiment": spec.name})
+    return planned
 
 
-def _open_ledger(resolved: Resolved, targets: Sequence[Target], path: Path, *, fresh: bool) -> FileLedger:
+def _earlier_pack(export: str) -> Pack | None:
+    from tunefarm.pack import load_pack
+
+    return load_pack(export) if export and Path(export).exists() else None
+
+
+def _open_ledger(order: _Order, planned: Sequence[PlannedStudy]) -> FileLedger:
     from tunefarm.bench.telemetry import toolchain
     from tunefarm.document import digest
     from tunefarm.record.ledger import open_ledger
     from tunefarm.source import source_hash
 
+    spec = order.resolved.experiment
     conditions = digest(
         [
-            source_hash(resolved.workload.kernel),
-            resolved.experiment.timer,
+            source_hash(order.resolved.workload.kernel),
+            spec.timer,
             dict(toolchain()),
-            [[t.device.key, t.meter, _fingerprint(t.landscape)] for t in targets],
+            [[t.device.key, t.meter, _fingerprint(t.landscape)] for t in dict.fromkeys(s.target for s in planned)],
         ]
     )
-    identity = {"experiment": resolved.experiment.name, "digest": resolved.experiment.digest, "conditions": conditions}
-    ledger = open_ledger(path, identity)
-    if fresh:
+    ledger = open_ledger(order.ledger, {"experiment": spec.name, "digest": spec.digest, "conditions": conditions})
+    if order.fresh:
         ledger.append("fresh", {})
     return ledger
 
@@ -140,14 +153,7 @@ def _fingerprint(landscape: str) -> str:
 
 
 def _compete(
-    resolved: Resolved,
-    planned: Sequence[PlannedStudy],
-    workers: Any,
-    ledger: FileLedger,
-    uri: str,
-    store: Path,
-    pack_before: Pack | None,
-    progress: Any,
+    order: _Order, planned: Sequence[PlannedStudy], workers: Fleet, ledger: FileLedger, progress: Progress
 ) -> tuple[list[StudyResult], dict[str, Any]]:
     from tunefarm.bench.store import BuildStore
     from tunefarm.bench.telemetry import toolchain
@@ -157,9 +163,9 @@ def _compete(
     from tunefarm.schedule.events import Budget
     from tunefarm.sweep import Sweep
 
-    spec = resolved.experiment
+    resolved, spec = order.resolved, order.resolved.experiment
     tracker = open_tracker(
-        uri,
+        order.tracking,
         Origin(
             workload=spec.tracking.experiment or resolved.workload.name, experiment=spec.name,
             sweep_id=ledger.sweep_id, digest=spec.digest, command=" ".join(["tunefarm", *sys.argv[1:]]),
@@ -167,12 +173,12 @@ def _compete(
         ),
     )  # fmt: skip
     tracker.start()
-    board = BuildBoard(resolved, BuildStore(store))
+    board = BuildBoard(resolved, BuildStore(order.store))
     dispatch = Dispatch(workers, budget=Budget(wall_s=spec.budget.wall_s, gpu_held_s=spec.budget.gpu_held_s))
     competition = Sweep(
         resolved, planned, dispatch=dispatch, board=board, ledger=ledger, memo=ledger.memo(), tracker=tracker,
         watcher=progress, num_builders=sum(w.role == "build" for w in workers.workers),
-        incumbents=_incumbents(pack_before, planned),
+        incumbents=_incumbents(_earlier_pack(spec.export), planned),
     )  # fmt: skip
     status, patience_s = "FAILED", 60.0
     try:
@@ -189,7 +195,7 @@ def _compete(
         "build_s": round(board.build_s, 2), "gpu_held_s": round(dispatch.held_s - startup_s, 2),
         "gpu_startup_s": round(startup_s, 2),
         "compiled_by_measuring": sum(r.num_compiled for r in results), "ledger": str(ledger.path),
-        "tracking": uri, "notices": [*dispatch.notices, *(f"not in MLflow: {label}" for label in unwritten)],
+        "tracking": order.tracking, "notices": [*dispatch.notices, *(f"not in MLflow: {label}" for label in unwritten)],
         "pack": _export(resolved, results, ledger),
     }  # fmt: skip
     return results, facts
@@ -218,12 +224,15 @@ def _export(resolved: Resolved, results: Sequence[StudyResult], ledger: FileLedg
     from tunefarm.study import Status
 
     spec = resolved.experiment
-    if not spec.export or not any(r.status is Status.WINNER for r in results):
+    won = [result for result in results if result.status is Status.WINNER]
+    if not spec.export or not won:
         return ""
+    # A pack holds times of one kind; those of this machine's GPUs are worth more than a recording's.
+    measured = [result for result in won if result.source == "measured"]
     pack = export(
-        results, kernel=resolved.workload.signature.kernel, source_hash=source_hash(resolved.workload.kernel),
-        sweep=spec.name, experiment=spec.digest, created=datetime.date.today().isoformat(), tunefarm=__version__,
-        ranges=resolved.workload.ranges,
+        measured or won, kernel=resolved.workload.signature.kernel,
+        source_hash=source_hash(resolved.workload.kernel), sweep=spec.name, experiment=spec.digest,
+        created=datetime.date.today().isoformat(), tunefarm=__version__, ranges=resolved.workload.ranges,
     )  # fmt: skip
     written = write_export(Path(spec.export), pack)
     rows = sum(len(table.rows) for table in written.tables)

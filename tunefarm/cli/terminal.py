@@ -55,7 +55,8 @@ def _verb(result: StudyResult) -> str:
 
 
 def _histogram(result: StudyResult) -> str:
-    return "".join(f"\n    {count}x {f.stage}: {f.kind}: {f.message}" for f, count in result.failures[:5])
+    told = [(f, count) for f, count in result.failures[:5] if f.message not in result.reason]
+    return "".join(f"\n    {count}x {f.stage}: {f.kind}: {f.message}" for f, count in told)
 
 
 def time_text(ms: float) -> str:

@@ -1,0 +1,87 @@
+"""The build board: each build once, whoever wants it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from farm import GPU, write_experiment
+
+from tunefarm.bench.store import BuildStore
+from tunefarm.bench.worker import Built, build
+from tunefarm.builds import BuildBoard
+from tunefarm.cli.opening import open_experiment
+from tunefarm.config import Config
+from tunefarm.device import nominal
+from tunefarm.plan import PlannedStudy, Target, plan
+from tunefarm.spec.experiment import Resolved
+from tunefarm.trial import Failure, Outcome
+
+CONFIG = Config(params={"BLOCK": 128, "MARK": 0}, options={"num_warps": 2})
+
+
+@pytest.fixture
+def resolved(tmp_path: Path) -> Resolved:
+    return open_experiment(write_experiment(tmp_path, problems=[{"n": [1000, 4096, 5000], "dtype": "fp32"}]))
+
+
+@pytest.fixture
+def planned(resolved: Resolved) -> list[PlannedStudy]:
+    return plan(resolved, [Target(device=GPU), Target(device=nominal("sm_80"))])
+
+
+def test_studies_that_the_compiler_cannot_tell_apart_share_builds(
+    resolved: Resolved, planned: list[PlannedStudy], tmp_path: Path
+) -> None:
+    """1000 and 5000 are no multiples of 16, 4096 is; each has its own grid, and each arch its own build."""
+    board = BuildBoard(resolved, BuildStore(tmp_path / "builds"))
+    slots = [board.slot(study, CONFIG) for study in planned]
+    keys = [slot.key for slot in slots]
+    assert keys[0] == keys[2]
+    assert keys[3] == keys[5]
+    assert len(set(keys)) == 4
+    assert [slot.grid for slot in slots[:3]] == [(8, 1, 1), (32, 1, 1), (40, 1, 1)]
+    assert board.slot(planned[0], CONFIG) is slots[0]
+
+
+def test_what_was_built_is_found_with_each_study_s_grid(
+    resolved: Resolved, planned: list[PlannedStudy], tmp_path: Path
+) -> None:
+    """A later sweep finds it in the store, at no cost."""
+    first, _, third = planned[:3]
+    board = BuildBoard(resolved, BuildStore(tmp_path / "builds"))
+    slot = board.slot(first, CONFIG)
+    assert board.find(slot, CONFIG) is None
+    (built,) = build(slot.request)
+    board.put(slot.key, built)
+    assert built.build is not None
+    assert (board.num_compiled, board.num_from_store, board.build_s) == (1, 0, built.build.build_s)
+
+    later = BuildBoard(resolved, BuildStore(tmp_path / "builds"))
+    for known in (board, later):
+        found = known.find(known.slot(third, CONFIG), CONFIG)
+        assert found is not None
+        assert found.config == CONFIG
+        assert found.build is not None
+        assert found.build.grid == (40, 1, 1)
+        assert found.build.binary == built.build.binary
+        assert found.artifact is not None
+        assert built.artifact is not None
+        assert found.artifact.cubin == built.artifact.cubin
+    assert (later.num_compiled, later.num_from_store, later.build_s) == (0, 1, 0.0)
+    assert later.find(later.slot(first, CONFIG), CONFIG) is not None
+    assert later.num_from_store == 1
+
+
+def test_a_failure_is_known_to_this_sweep_and_not_kept(
+    resolved: Resolved, planned: list[PlannedStudy], tmp_path: Path
+) -> None:
+    """It may have been the machine's: a later sweep tries again."""
+    board = BuildBoard(resolved, BuildStore(tmp_path / "builds"))
+    slot = board.slot(planned[0], CONFIG)
+    failure = Failure(stage="build", kind="PTXASError", message="no")
+    board.put(slot.key, Built(config=Config(), outcome=Outcome.COMPILE_ERROR, failure=failure))
+    found = board.find(slot, CONFIG)
+    assert found == Built(config=CONFIG, outcome=Outcome.COMPILE_ERROR, failure=failure)
+    assert board.num_compiled == 1
+    assert BuildBoard(resolved, BuildStore(tmp_path / "builds")).find(slot, CONFIG) is None

@@ -1,0 +1,173 @@
+"""Dispatch: the schedule's decisions carried out on real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from farm import GPU
+
+from tunefarm.dispatch import Dispatch, Done
+from tunefarm.errors import InfrastructureError, SpecError
+from tunefarm.fleet.inline import InlineFleet
+from tunefarm.schedule.events import Budget, Job, Limits
+from tunefarm.seams import Fleet
+
+
+@pytest.fixture
+def own() -> Iterator[InlineFleet]:
+    """A worker that builds, and one that holds a GPU, as far as anybody here can tell."""
+    made = InlineFleet([GPU], num_builders=1)
+    yield made
+    made.close()
+
+
+def build(name: str, **more: Any) -> Job:
+    return Job(id=name, role="build", **more)
+
+
+def measure(name: str, **more: Any) -> Job:
+    return Job(id=name, role="measure", **more)
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def refuse() -> None:
+    raise SpecError("not like this", hint="like that")
+
+
+def fail_first(mark: Path) -> str:
+    if not mark.exists():
+        mark.touch()
+        raise InfrastructureError("no disk")
+    return "done"
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def finish(dispatch: Dispatch) -> dict[str, Done]:
+    """All that is open."""
+    ended = {}
+    while done := dispatch.wait():
+        ended |= {each.job: each for each in done}
+    return ended
+
+
+def test_jobs_bring_back_what_they_return_or_raise(fleet: Fleet) -> None:
+    dispatch = Dispatch(fleet)
+    assert dispatch.wait() == []
+    dispatch.submit([(build(f"b{n}"), partial(add, n, 1)) for n in range(5)])
+    dispatch.submit([(measure("m"), partial(add, 2, 2)), (build("bad"), refuse)])
+    ended = finish(dispatch)
+    assert [ended[f"b{n}"].value for n in range(5)] == [1, 2, 3, 4, 5]
+    assert ended["m"].value == 4
+    assert isinstance(ended["bad"].error, SpecError)
+    assert str(ended["bad"].error) == "not like this (like that)"
+    assert dispatch.wait() == []
+    assert dispatch.notices == []
+
+
+def test_an_id_is_free_again_once_its_job_has_ended(fleet: Fleet) -> None:
+    dispatch = Dispatch(fleet)
+    for number in range(2):
+        dispatch.submit([(build("again"), partial(add, number, 0))])
+        assert finish(dispatch)["again"].value == number
+
+
+def test_a_fault_of_the_machine_is_tried_again(fleet: Fleet, tmp_path: Path) -> None:
+    dispatch = Dispatch(fleet)
+    dispatch.submit([(build("b"), partial(fail_first, tmp_path / "mark"))])
+    assert finish(dispatch)["b"].value == "done"
+
+
+def test_a_fault_that_does_not_go_away_is_given_up() -> None:
+    closed = InlineFleet([], num_builders=1)
+    closed.close()
+    dispatch = Dispatch(closed, limits=Limits(attempts=2))
+    dispatch.submit([(build("b"), partial(add, 1, 1))])
+    ended = finish(dispatch)["b"]
+    assert ended.value is None
+    assert ended.given_up.startswith("lost 2 times: ")
+    assert "the fleet is closed" in ended.given_up
+
+
+def test_a_job_that_costs_two_processes_is_condemned(own: InlineFleet) -> None:
+    dispatch = Dispatch(own)
+    dispatch.submit([(measure("deadly"), die), (measure("harmless"), partial(add, 1, 1))])
+    ended = finish(dispatch)
+    assert ended["deadly"].condemned.count("died of SIGKILL") == 2
+    assert ended["harmless"].value == 2
+
+
+def test_a_job_that_takes_too_long_is_killed(own: InlineFleet) -> None:
+    dispatch = Dispatch(own)
+    dispatch.submit([(build("slow", timeout_s=0.5), partial(time.sleep, 60)), (build("next"), partial(add, 1, 1))])
+    ended = finish(dispatch)
+    assert ended["slow"].condemned == "build-0 was killed after 0.5 s; build-0 was killed after 0.5 s"
+    assert ended["next"].value == 2
+
+
+def test_a_worker_that_loses_everything_is_said_to_get_no_more(own: InlineFleet) -> None:
+    dispatch = Dispatch(own, limits=Limits(deaths=1, quarantine=2, wait_s=0.2))
+    dispatch.submit([(build(f"deadly{n}"), die) for n in range(2)])
+    dispatch.submit([(build("left"), partial(add, 1, 1))])
+    ended = finish(dispatch)
+    assert dispatch.notices == ["worker build-0 gets no more work: lost 2 different jobs in a row"]
+    assert ended["left"].given_up == "no build worker for 0.2 s"
+
+
+def test_a_spent_budget_ends_measuring_but_for_what_is_essential(own: InlineFleet) -> None:
+    """Builds go on: they hold no GPU; whoever ordered them decides."""
+    dispatch = Dispatch(own, budget=Budget(wall_s=0.3))
+    dispatch.submit([(measure(f"m{n}"), partial(time.sleep, 0.25)) for n in range(4)])
+    dispatch.submit([(measure("finals", essential=True), partial(add, 1, 1)), (build("b"), partial(time.sleep, 0.4))])
+    ended = finish(dispatch)
+    assert dispatch.spent == "wall_s"
+    assert dispatch.notices == ["budget wall_s is spent: no more measuring, finals apart"]
+    assert ended["finals"].value == 2
+    assert not ended["b"].given_up
+    assert ended["m0"].given_up == ""
+    assert ended["m3"].given_up == "budget wall_s is spent"
+    dispatch.submit([(measure("late"), partial(add, 1, 1))])
+    assert finish(dispatch)["late"].given_up == "budget wall_s is spent"
+
+
+def test_a_gpu_is_held_from_its_first_job_to_its_last(own: InlineFleet, fleet: Fleet) -> None:
+    dispatch = Dispatch(own)
+    dispatch.submit([(build("b"), partial(time.sleep, 0.3))])
+    finish(dispatch)
+    assert dispatch.held_s == 0
+    dispatch.submit([(measure("one"), partial(time.sleep, 0.1))])
+    finish(dispatch)
+    time.sleep(0.2)
+    dispatch.submit([(measure("two"), partial(time.sleep, 0.1))])
+    finish(dispatch)
+    assert 0.4 <= dispatch.held_s < 5
+    replaying = Dispatch(fleet)
+    replaying.submit([(measure("one"), partial(add, 1, 1))])
+    finish(replaying)
+    assert replaying.held_s == 0
+
+
+def test_an_interrupt_is_heard_while_waiting(fleet: Fleet) -> None:
+    dispatch = Dispatch(fleet)
+    dispatch.submit([(build("slow"), partial(time.sleep, 1.0))])
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            dispatch.wait()
+        assert time.monotonic() - began < 0.9
+    finally:
+        signal.signal(signal.SIGALRM, before)

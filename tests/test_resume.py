@@ -1,0 +1,109 @@
+"""A sweep that is interrupted, killed, started twice or started again: the real command, ended by real signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from farm import children, events, measured, running, tunefarm, wait_until, write_experiment, write_landscape
+
+ARGUMENTS = ("sweep", "experiment.yaml", "--fleet", "inline", "--tracking", "none", "--json")
+LEDGER = Path("sweeps/fill/ledger.jsonl")
+# One candidate a batch, so that a sweep takes a while.
+SLOW: dict[str, Any] = {
+    "problems": [{"n": [1000, 4096], "dtype": "fp32"}],
+    "space": {"BLOCK": {"pow2": [16, 512]}, "MARK": [0, 1], "num_warps": [1, 2, 4, 8]},
+    "search": {"sampler": "tpe", "batch": 1},
+    "export": "packs/fill.json",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_landscape(write_experiment(tmp_path, **SLOW))
+    return tmp_path
+
+
+def winners(text: str) -> list[Any]:
+    return [study["winner"] for study in json.loads(text)["studies"]]
+
+
+def test_a_killed_sweep_goes_on_where_it_was(folder: Path, store: Path) -> None:
+    """TF-057, TF-112: killed three times; nothing is measured twice, and the winners are those of a calm sweep."""
+    calm = tunefarm(*ARGUMENTS, "--sweeps", "calm", folder=folder, store=store)
+    assert calm.returncode == 0, calm.stderr
+    (folder / "packs/fill.json").unlink()
+    all_measured = measured(folder / "calm/fill/ledger.jsonl")
+    for share in (0.2, 0.6, 0.9):
+        with running(*ARGUMENTS, folder=folder, store=store) as process:
+            enough = share * len(all_measured)
+            assert wait_until(lambda: len(measured(folder / LEDGER)) >= enough or process.poll() is not None)  # noqa: B023
+            assert process.poll() is None, "too fast to be killed"
+            workers = children(process.pid)
+            process.send_signal(signal.SIGKILL)
+        assert workers
+        assert wait_until(lambda: not any(Path(f"/proc/{pid}/cwd").exists() for pid in workers))  # noqa: B023
+    last = tunefarm(*ARGUMENTS, folder=folder, store=store)
+    assert last.returncode == 0, last.stderr
+    assert winners(last.stdout) == winners(calm.stdout)
+    found = measured(folder / LEDGER)
+    assert len(found) == len(set(found))
+    assert set(found) == set(all_measured)
+    assert len({e["epoch"] for e in events(folder / LEDGER, "measured")}) >= 3
+    assert (folder / "packs/fill.json").exists()
+
+
+def test_a_finished_sweep_started_again_measures_nothing(folder: Path, store: Path) -> None:
+    """Nor does it change the pack; `--fresh` measures again."""
+    first = tunefarm(*ARGUMENTS, folder=folder, store=store)
+    assert first.returncode == 0, first.stderr
+    before, pack = measured(folder / LEDGER), (folder / "packs/fill.json").read_bytes()
+    again = tunefarm(*ARGUMENTS, folder=folder, store=store)
+    assert again.returncode == 0, again.stderr
+    assert measured(folder / LEDGER) == before
+    assert len(events(folder / LEDGER, "finals")) == 2
+    assert winners(again.stdout) == winners(first.stdout)
+    assert (folder / "packs/fill.json").read_bytes() == pack
+    fresh = tunefarm(*ARGUMENTS, "--fresh", folder=folder, store=store)
+    assert fresh.returncode == 0, fresh.stderr
+    assert len(measured(folder / LEDGER)) > 1.5 * len(before)
+    assert len(events(folder / LEDGER, "finals")) == 4
+
+
+def test_a_second_driver_is_refused_and_the_first_goes_on(folder: Path, store: Path) -> None:
+    with running(*ARGUMENTS, folder=folder, store=store) as process:
+        assert wait_until(lambda: len(events(folder / LEDGER, "study")) > 0)
+        # Held still, so that it cannot be done before the second one has started.
+        process.send_signal(signal.SIGSTOP)
+        second = tunefarm(*ARGUMENTS, folder=folder, store=store)
+        process.send_signal(signal.SIGCONT)
+        out, err = process.communicate(timeout=60)
+    assert second.returncode == 2
+    assert second.stdout == ""
+    (line,) = second.stderr.splitlines()
+    assert line.startswith(f"error: {LEDGER}: is being written by pid {process.pid} on ")
+    assert "give the same command again" in line
+    assert process.returncode == 0, err
+    assert len(winners(out)) == 2
+    assert {e["epoch"] for e in events(folder / LEDGER)} == {1}
+
+
+def test_ctrl_c_ends_in_one_line_that_says_how_to_go_on(folder: Path, store: Path) -> None:
+    with running(*ARGUMENTS, folder=folder, store=store) as process:
+        assert wait_until(lambda: len(measured(folder / LEDGER)) > 3)
+        workers = children(process.pid)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert out == ""
+    assert err == "interrupted: what was measured is in the ledger; the same command goes on from there\n"
+    assert workers
+    assert not any(Path(f"/proc/{pid}/cwd").exists() for pid in workers)
+    assert not (folder / "packs").exists()
+    again = tunefarm(*ARGUMENTS, folder=folder, store=store)
+    assert again.returncode == 0, again.stderr
+    found = measured(folder / LEDGER)
+    assert len(found) == len(set(found))
