@@ -1,6 +1,7 @@
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from tunefarm.config import Config
 from tunefarm.device import nominal
 from tunefarm.problem import Problem
 from tunefarm.search.rungs import RUNGS
-from tunefarm.search.search import MAX_TRIALS, NUM_ENUMERATED, StudySearch
+from tunefarm.search.search import MAX_TRIALS, NUM_ENUMERATED, NUM_THOROUGH, StudySearch
 from tunefarm.trial import FINAL, Build, Failure, Measurement, Outcome, Trial
 
 SPACE = [
@@ -162,6 +163,28 @@ def test_on_demand_a_twin_of_the_incumbent_that_comes_before_it_is_merged_in_pea
     number = next(t.number for t in farm.search.trials if t.config == best)
     assert any(t.outcome is Outcome.MERGED and t.merged_into == number and t.number < number for t in twins)
     assert farm.finals().config == best
+
+
+class NeedleFarm(Farm):
+    """The same, but one config far from the good ones is 1.6 times as fast as all others."""
+
+    needle = Config(params={"ROWS": 8, "BLOCK": 512}, options={"num_warps": 16, "num_stages": 1})
+
+    def measure(self, number, rung):
+        answer = super().measure(number, rung)
+        if self.search.trials[number].config != self.needle:
+            return answer
+        return replace(answer, samples_ms=(min(map(time_ms, SPACE)) / 1.6,) * len(answer.samples_ms))
+
+
+def test_a_needle_is_found_where_all_is_built_and_looks_are_cheap():
+    distinct = [config for config in SPACE if config.options["num_stages"] == 1][:NUM_THOROUGH]
+    assert NeedleFarm.needle in distinct
+    farm = NeedleFarm(study(distinct, default=DEFAULT))
+    farm.build_all()
+    assert farm.explore().finals().config == NeedleFarm.needle
+    assert all("members measured" in d.reason for d in told(farm, "bucket_closed"))
+    assert "nothing" in farm.search.ended or "exhausted" in farm.search.ended
 
 
 def test_look_ahead_names_what_is_pending_first_and_then_the_promising():
