@@ -10,15 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tunefarm import landscape as landscapes
-from tunefarm.bench.meter import Question
 from tunefarm.bench.store import BuildStore
 from tunefarm.builds import BuildBoard
 from tunefarm.cli.opening import open_experiment
@@ -31,11 +28,11 @@ from tunefarm.plan import PlannedStudy, Target, choose_targets, plan
 from tunefarm.record.ledger import open_ledger, read_events
 from tunefarm.record.tracking import NullTracker
 from tunefarm.schedule.events import Budget
-from tunefarm.seams import Fleet, Worker
+from tunefarm.seams import Fleet
 from tunefarm.source import source_hash
 from tunefarm.study import StudyResult
 from tunefarm.sweep import Sweep
-from tunefarm.trial import Failure, Outcome
+from tunefarm.trial import FINAL, Failure, Outcome
 
 GPU = replace(nominal("sm_90"), name="Test GPU", live=True)
 TOOLCHAIN = FrozenMap(torch="9.9", triton="8.8")
@@ -79,6 +76,10 @@ EXPERIMENT: dict[str, Any] = {
     "space": {"BLOCK": [64, 128, 256], "MARK": [0, 1], "num_warps": [1, 2, 4]},
     "devices": [{"arch": "sm_90", "landscape": "recording.json.gz"}],
 }
+
+BOTH = [{"arch": "sm_90", "landscape": "recording.json.gz"}, "sm_80"]
+THREE = [{"n": [1000, 4096, 5000], "dtype": "fp32"}]
+LARGE = {"BLOCK": {"pow2": [16, 512]}, "MARK": [0, 1], "num_warps": [1, 2, 4, 8]}
 
 Time = Callable[[Config, Mapping[str, Value]], "float | Outcome"]
 """The true time of a config in ms for a problem, or how it fails."""
@@ -301,16 +302,17 @@ class Played:
     ledger: Path
     board: BuildBoard
     dispatch: Dispatch
-    planned: list[PlannedStudy] = field(default_factory=list)
+    planned: list[PlannedStudy]
+    notices: list[str]
 
 
 def play(
     experiment: Path, fleet: Fleet, store: Path, *, ledger: Path | None = None, act: Callable[[], None] = lambda: None,
-    budget: Budget | None = None, incumbents: dict[str, Config] | None = None,
+    budget: Budget | None = None, incumbents: dict[str, Config] | None = None, targets: Sequence[Target] = (),
 ) -> Played:  # fmt: skip
     """Sweeps an experiment on a fleet that is there already; export and tracking apart, as the command does."""
     resolved = open_experiment(experiment)
-    planned = plan(resolved, choose_targets(resolved.experiment, []))
+    planned = plan(resolved, targets or choose_targets(resolved.experiment, []))
     written = open_ledger(ledger or experiment.with_name("ledger.jsonl"), {"experiment": resolved.experiment.name})
     board = BuildBoard(resolved, BuildStore(store / "builds"))
     dispatch = Dispatch(fleet, budget=budget)
@@ -322,33 +324,36 @@ def play(
         results = competition.run_through()
     finally:
         written.close()
-    return Played(results=results, ledger=written.path, board=board, dispatch=dispatch, planned=planned)
+    return Played(
+        results=results, ledger=written.path, board=board, dispatch=dispatch, planned=planned,
+        notices=competition.notices,
+    )  # fmt: skip
 
 
-# ---- a fleet that loses processes ----
+def regret(result: StudyResult, recording: Path) -> float:
+    """How much slower the winner is than the recording's best, as a fraction."""
+    recorded = landscapes.load(recording).find(result.study.problem)
+    assert recorded is not None
+    assert result.winner is not None
+    medians = {e.config: sorted(e.samples_ms)[len(e.samples_ms) // 2] for e in recorded.entries if e.samples_ms}
+    return medians[result.winner.config] / min(medians.values()) - 1
 
 
-@dataclass(frozen=True)
-class Deadly:
-    """A fleet whose measuring processes die of certain configs, as a GPU's may of a kernel."""
-
-    fleet: Fleet
-    configs: tuple[Config, ...]
-
-    @property
-    def workers(self) -> Sequence[Worker]:
-        return self.fleet.workers
-
-    def submit(self, job: Callable[[], Any], where: str) -> Future[Any]:
-        return self.fleet.submit(partial(die_of, self.configs, job), where)
-
-    def close(self) -> None:
-        self.fleet.close()
-
-
-def die_of(configs: tuple[Config, ...], job: partial[Any]) -> Any:
-    """Does a job, unless it measures one of the configs."""
-    for question in job.args:
-        if isinstance(question, Question) and any(c.config in configs for c in question.candidates):
-            os.kill(os.getpid(), signal.SIGKILL)
-    return job()
+def check_ledger(played: Played) -> None:
+    """Everything the results say stands in the ledger, and nothing twice."""
+    found = measured(played.ledger)
+    assert len(found) == len(set(found))
+    for result in played.results:
+        mine = [(config, rung) for study, config, rung in found if study == result.study.key]
+        known = [(t.config.key, m.rung) for t in result.trials for m in t.measurements if m.rung != FINAL]
+        assert sorted(mine) == sorted(known)
+        for event, outcome in (("pruned", Outcome.PRUNED), ("merged", Outcome.MERGED)):
+            # A driver that goes on says again what it decides.
+            said = {e["config"] for e in events(played.ledger, event) if e["study"] == result.study.key}
+            assert said == {t.config.key for t in result.trials if t.outcome is outcome}
+        if result.winner is not None:
+            (finals,) = [e for e in events(played.ledger, "finals") if e["study"] == result.study.key]
+            winner = [e for e in events(played.ledger, "winner") if e["study"] == result.study.key][-1]
+            assert winner["winner"]["config"] == result.winner.config.to_json()
+            assert result.winner.config.key in finals["configs"]
+            assert played.planned[0].default is None or played.planned[0].default.key in finals["configs"]

@@ -126,7 +126,8 @@ HOUSE = """
     cli.__main__
 """
 WINGS = ("spec", "bench", "search", "schedule", "fleet", "record", "runtime", "inductor", "interop", "profile")
-EVERYONE = ("plan", "builds", "dispatch", "minutes", "contest", "sweep", "recording", "cli", ".")  # the story: it knows all wings
+# The story: it knows all wings.
+EVERYONE = ("plan", "builds", "dispatch", "minutes", "contest", "sweep", "recording", "cli", ".")
 OPEN = "spec"  # the wing that others may see
 HEAVY = {
     "torch",

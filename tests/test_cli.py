@@ -10,7 +10,7 @@ from typing import Any
 
 import farm
 import pytest
-from farm import events, measured, tunefarm, write_experiment, write_landscape
+from farm import Warm, events, measured, tunefarm, write_experiment, write_landscape
 
 from tunefarm.config import Config, Value
 from tunefarm.pack import load_pack
@@ -123,7 +123,7 @@ def test_json_stands_alone_on_standard_output(swept: tuple[Path, str, str], stor
     assert facts["gpu_held_s"] == facts["gpu_startup_s"] == 0
 
 
-def test_a_problem_without_a_winner_makes_the_sweep_partial(tmp_path: Path, store: Path) -> None:
+def test_a_problem_without_a_winner_makes_the_sweep_partial(tmp_path: Path, store: Path, warm: Warm) -> None:
     """TF-008: exit code 1, the rest is exported, its MLflow run has failed. TF-130: a failing sweep harms no pack."""
 
     def time_ms(config: Config, variables: Mapping[str, Value]) -> float | Outcome:
@@ -152,7 +152,28 @@ def test_a_problem_without_a_winner_makes_the_sweep_partial(tmp_path: Path, stor
     assert failed.stderr.count("tl.arrange(0, BLOCK)") == 3
     assert failed.stderr.count("10/10 candidates failed alike") == 3
     assert "pack     none" in failed.stdout
+    quiet = warm(
+        "sweep", "experiment.yaml", "--fleet", "inline", "--tracking", "none", "-q", folder=tmp_path, store=store
+    )
+    assert (quiet.returncode, quiet.stderr) == (1, "")
+    assert quiet.stdout.count("10/10 candidates failed alike") == 3
     assert (tmp_path / "packs/fill.json").read_bytes() == pack
+
+
+def test_what_only_workers_find_ends_in_one_line_too(tmp_path: Path, store: Path) -> None:
+    """Exit code 2, workers gone; and the ledger is left so that the mended experiment goes on in it."""
+    raises = '    if sys.argv[0] == "-c":\n        raise ValueError("only on workers")\n    fill_kernel['
+    write_landscape(write_experiment(tmp_path, farm.KERNEL.replace("    fill_kernel[", raises), export="fill.json"))
+    arguments = ("sweep", "experiment.yaml", "--fleet", "inline", "--tracking", "none", "--quiet")
+    done = tunefarm(*arguments, folder=tmp_path, store=tmp_path / "cold")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: experiment.yaml:1: workload: the call of fill raised ValueError: only on workers (")
+    assert "kernels.py:" in line
+    assert (done.returncode, done.stdout) == (2, "")
+    assert not (tmp_path / "fill.json").exists()
+    write_experiment(tmp_path, export="fill.json")
+    assert tunefarm(*arguments, folder=tmp_path, store=tmp_path / "cold").returncode == 0
+    assert [e["epoch"] for e in events(tmp_path / LEDGER, "epoch")] == [1, 2]
 
 
 # ---- plan ----

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import farm
 import pytest
 from farm import GPU, TOOLCHAIN, play, smooth, write_experiment
+from rigged import DEADLY, POISON, Pretended, answer_smoothly
 
 from tunefarm import landscape as landscapes
-from tunefarm.bench.meter import Answer, Answers, Question
+from tunefarm.bench.meter import Question
 from tunefarm.bench.store import BuildStore
-from tunefarm.bench.worker import measure
 from tunefarm.builds import BuildBoard
 from tunefarm.cli.opening import open_experiment
 from tunefarm.config import Config
@@ -28,51 +23,8 @@ from tunefarm.fleet.inline import InlineFleet
 from tunefarm.landscape import Entry, Landscape
 from tunefarm.plan import Target, plan
 from tunefarm.recording import record
-from tunefarm.seams import Fleet, Retire, Worker
-from tunefarm.trial import Failure, Measurement, Outcome
-
-DEADLY = Config(params={"BLOCK": 256, "MARK": 1}, options={"num_warps": 2})
-POISON = Config(params={"BLOCK": 128, "MARK": 1}, options={"num_warps": 1})
-
-
-@dataclass(frozen=True)
-class Pretended:
-    """A fleet whose measuring worker makes its times up."""
-
-    fleet: Fleet
-    answer: Callable[[Question], Any]
-
-    @property
-    def workers(self) -> Sequence[Worker]:
-        return self.fleet.workers
-
-    def submit(self, job: Callable[[], Any], where: str) -> Future[Any]:
-        if isinstance(job, partial) and job.func is measure:
-            job = partial(self.answer, *job.args)
-        return self.fleet.submit(job, where)
-
-    def close(self) -> None:
-        self.fleet.close()
-
-
-def answer_smoothly(question: Question) -> Any:
-    """Times of a bowl; one config kills the process, another makes it untrustworthy."""
-    answers = []
-    assert all(c.artifact is not None and c.build is not None for c in question.candidates)
-    for candidate in question.candidates:
-        if candidate.config == DEADLY:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if candidate.config == POISON:
-            failure = Failure(stage="launch", kind="RuntimeError", message="illegal memory access")
-            answers.append(Answer(number=candidate.number, outcome=Outcome.ILLEGAL_ACCESS, failure=failure))
-            return Retire(Answers(answers=tuple(answers), toolchain=TOOLCHAIN))
-        time_ms = smooth(candidate.config, question.variables)
-        measurement = Measurement(
-            samples_ms=(time_ms,) * question.num_samples, warmup_ms=(1.0,), timer="cold", rung=question.rung,
-            source="measured",
-        )  # fmt: skip
-        answers.append(Answer(number=candidate.number, measurement=measurement))
-    return Answers(answers=tuple(answers), toolchain=TOOLCHAIN, reference_ms=0.05)
+from tunefarm.seams import Fleet
+from tunefarm.trial import Outcome
 
 
 def answer_never(question: Question) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from tunefarm.bench.legality import unfit
@@ -23,13 +24,7 @@ from tunefarm.search.rungs import RUNGS
 from tunefarm.search.search import StudySearch
 from tunefarm.spec.experiment import Experiment
 from tunefarm.study import Status, StudyResult
-from tunefarm.trial import (
-    FINAL,
-    Failure,
-    Outcome,
-    Trial,
-    to_json,
-)
+from tunefarm.trial import FINAL, Failure, Outcome, Trial, to_json
 
 NUM_SAMPLED = 16
 """Candidates compiled for a device that nobody can measure, where not everything is compiled beforehand."""
@@ -88,6 +83,7 @@ class Contest:
         eager: compile every candidate before the first is measured.
         incumbent: the config an earlier pack holds for this problem.
         best_ms: best median after each measured candidate, for people.
+        notices: what the meter wants people to know, each once.
     """
 
     experiment: Experiment
@@ -96,6 +92,7 @@ class Contest:
     eager: bool
     incumbent: Config | None = None
     best_ms: list[float] = field(default_factory=list)
+    notices: dict[str, None] = field(default_factory=dict)
     _built: dict[Config, Built] = field(default_factory=dict)
     _costs: _Costs = field(default_factory=_Costs)
     _toolchain: FrozenMap[str] = field(default_factory=FrozenMap)
@@ -240,10 +237,7 @@ class Contest:
     def _ask(
         self, search: StudySearch, groups: Sequence[Sequence[Request]]
     ) -> Generator[Want, Got, dict[Request, Answer]]:
-        questions = [
-            self._question(search, [r.number for r in group], group[0].rung, RUNGS[group[0].rung].num_samples)
-            for group in groups
-        ]
+        questions = [self._question(search, [r.number for r in group], group[0].rung) for group in groups]
         # While the GPU measures, the CPUs compile what the search is likely to ask for next.
         ahead = () if self.eager else search.wants_builds(self.experiment.search.batch)
         got = yield Want(questions=tuple(questions), ahead=tuple(search.trials[n].config for n in ahead))
@@ -264,7 +258,7 @@ class Contest:
             found |= yield from self._ask(search, [[request] for request in lost])
         return found
 
-    def _question(self, search: StudySearch, numbers: Sequence[int], rung: int, num_samples: int) -> Question:
+    def _question(self, search: StudySearch, numbers: Sequence[int], rung: int) -> Question:
         planned, accept = self.planned, self.experiment.accept
         trials = search.trials
         replay = planned.target.meter == "replay"
@@ -281,13 +275,13 @@ class Contest:
                 for n in numbers
             ),
             rung=rung,
-            num_samples=num_samples,
+            num_samples=RUNGS[rung].num_samples,
             interleaved=rung == FINAL,
             timer=self.experiment.timer,
             atol=accept.atol,
             rtol=accept.rtol,
             seed=self.experiment.search.seed,
-            landscape=planned.target.landscape if replay else "",
+            landscape=str(Path(planned.target.landscape).resolve()) if replay else "",
         )  # fmt: skip
 
     def _count(self, answers: Answers) -> None:
@@ -297,6 +291,7 @@ class Contest:
             self._costs.startup_s += answers.startup_s
         self._costs.num_compiled += answers.num_compiled
         self._toolchain = answers.toolchain
+        self.notices.update(dict.fromkeys(answers.notices))
         if answers.reference_ms is not None:
             self._reference_ms = answers.reference_ms
 
@@ -323,14 +318,30 @@ class Contest:
         return search.crown({a.number: a.measurement or (a.outcome, a.why) for a in told})
 
     def _hold_finals(self, search: StudySearch, numbers: Sequence[int]) -> Generator[Want, Got, list[Answer]]:
-        question = self._question(search, numbers, FINAL, RUNGS[FINAL].num_samples)
-        got = yield Want(questions=(question,))
-        (result,) = got.answers
-        if isinstance(result, str):
-            return [lost_answer(number, result) for number in numbers]
-        self._count(result)
-        found = {answer.number: answer for answer in result.answers}
-        return [found.get(n) or lost_answer(n, "the process ended before its turn") for n in numbers]
+        """Finals, held again without those that break them: only times of one sitting can be compared."""
+        told: dict[int, Answer] = {}
+        while left := [number for number in numbers if number not in told]:
+            found = yield from self._sit(search, [left])
+            whole = len(found) == len(left)
+            if not found:
+                # The process died, of whom nobody knows: each sits alone, and who does not survive that is out.
+                found = yield from self._sit(search, [[number] for number in left])
+                whole = all(answer.measurement for answer in found.values())
+            broken = {number: answer for number, answer in found.items() if answer.measurement is None}
+            assert whole or broken, "a sitting that ends early says who broke it"
+            told |= found if whole else broken
+        return [told[number] for number in numbers]
+
+    def _sit(self, search: StudySearch, groups: Sequence[Sequence[int]]) -> Generator[Want, Got, dict[int, Answer]]:
+        got = yield Want(questions=tuple(self._question(search, group, FINAL) for group in groups))
+        found: dict[int, Answer] = {}
+        for group, result in zip(groups, got.answers, strict=True):
+            if not isinstance(result, str):
+                self._count(result)
+                found |= {answer.number: answer for answer in result.answers}
+            elif len(group) == 1:
+                found[group[0]] = lost_answer(group[0], result)
+        return found
 
     def _without_trials(self) -> StudyResult:
         planned = self.planned

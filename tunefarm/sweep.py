@@ -112,6 +112,12 @@ class Sweep:
         self._num_questions = 0
         self.results: list[StudyResult] = []
 
+    @property
+    def notices(self) -> list[str]:
+        """What people should know of how it went, each once."""
+        told = (notice for contest in self.contests for notice in contest.notices)
+        return list(dict.fromkeys((*self._dispatch.notices, *told)))
+
     def _missing(self, planned: Sequence[PlannedStudy]) -> int:
         """Compilations that building every candidate would take."""
         keys = set()

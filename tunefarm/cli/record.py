@@ -47,7 +47,10 @@ def record(
         live = opening.live_devices(workers)
         targets = [t for t in choose_targets(resolved.experiment, live, "gpu") if t.meter]
         if not targets:
-            raise resolved.experiment.error("devices", f"none of them is here: {', '.join(d.name for d in live)}")
+            here = ", ".join(f"{device.name} ({device.arch})" for device in live)
+            raise resolved.experiment.error(
+                "devices", f"none of them is here, but {here}", "name the arch of a GPU here"
+            )
         planned = plan(resolved, targets[:1])
         board = BuildBoard(resolved, BuildStore(opening.store_folder()))
         keys = {board.slot(study, config).key for study in planned for config in study.candidates}

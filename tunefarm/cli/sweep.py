@@ -195,10 +195,23 @@ def _compete(
         "build_s": round(board.build_s, 2), "gpu_held_s": round(dispatch.held_s - startup_s, 2),
         "gpu_startup_s": round(startup_s, 2),
         "compiled_by_measuring": sum(r.num_compiled for r in results), "ledger": str(ledger.path),
-        "tracking": order.tracking, "notices": [*dispatch.notices, *(f"not in MLflow: {label}" for label in unwritten)],
+        "tracking": order.tracking,
+        "notices": [*competition.notices, *(f"not in MLflow: {label}" for label in unwritten), *_left_out(results)],
         "pack": _export(resolved, results, ledger),
     }  # fmt: skip
     return results, facts
+
+
+def _exportable(results: Sequence[StudyResult]) -> list[StudyResult]:
+    """Those with winners. A pack holds times of one kind, and this machine's are worth more than a recording's."""
+    won = [result for result in results if result.winner is not None]
+    return [result for result in won if result.source == "measured"] or won
+
+
+def _left_out(results: Sequence[StudyResult]) -> list[str]:
+    kept = _exportable(results)
+    names = sorted({r.study.device.name for r in results if r.winner is not None and r not in kept})
+    return [f"replayed winners of {', '.join(names)} are not exported with measured ones"] if names else []
 
 
 def _incumbents(pack: Pack | None, planned: Sequence[PlannedStudy]) -> dict[str, Config]:
@@ -221,16 +234,13 @@ def _export(resolved: Resolved, results: Sequence[StudyResult], ledger: FileLedg
     from tunefarm import __version__
     from tunefarm.export import export, write_export
     from tunefarm.source import source_hash
-    from tunefarm.study import Status
 
     spec = resolved.experiment
-    won = [result for result in results if result.status is Status.WINNER]
+    won = _exportable(results)
     if not spec.export or not won:
         return ""
-    # A pack holds times of one kind; those of this machine's GPUs are worth more than a recording's.
-    measured = [result for result in won if result.source == "measured"]
     pack = export(
-        measured or won, kernel=resolved.workload.signature.kernel,
+        won, kernel=resolved.workload.signature.kernel,
         source_hash=source_hash(resolved.workload.kernel), sweep=spec.name, experiment=spec.digest,
         created=datetime.date.today().isoformat(), tunefarm=__version__, ranges=resolved.workload.ranges,
     )  # fmt: skip
@@ -255,12 +265,12 @@ def _study_json(result: StudyResult) -> dict[str, Any]:
 
 
 def _print_closing(results: Sequence[StudyResult], facts: dict[str, Any], *, quiet: bool) -> None:
-    from tunefarm.cli.terminal import closing_table, console
+    from tunefarm.cli.terminal import closing_table, console, study_line
 
     out = console()
     if not quiet:
         out.print(closing_table(results, out.width))
-    lines = []
+    lines = [study_line(result) for result in results if quiet and result.status.value == "no_winner"]
     replayed = sorted({r.study.device.name for r in results if r.source == "replayed"})
     if replayed:
         lines.append(f"REPLAYED: the times are {', '.join(replayed)}'s, read from a landscape; nothing was timed here.")

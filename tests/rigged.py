@@ -1,0 +1,105 @@
+"""Rigged fleets: processes die when they should, and a GPU that is made up."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from farm import TOOLCHAIN, smooth
+
+from tunefarm.bench.meter import Answer, Answers, Question
+from tunefarm.bench.worker import measure
+from tunefarm.config import Config
+from tunefarm.seams import Fleet, Retire, Worker
+from tunefarm.trial import Failure, Measurement, Outcome
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """A fleet whose measuring processes die of certain configs, as a GPU's may of a kernel."""
+
+    fleet: Fleet
+    configs: tuple[Config, ...]
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        return self.fleet.workers
+
+    def submit(self, job: Callable[[], Any], where: str) -> Future[Any]:
+        return self.fleet.submit(partial(die_of, self.configs, job), where)
+
+    def close(self) -> None:
+        self.fleet.close()
+
+
+def die_of(configs: tuple[Config, ...], job: partial[Any]) -> Any:
+    """Does a job, unless it measures one of the configs."""
+    for question in job.args:
+        if isinstance(question, Question) and any(c.config in configs for c in question.candidates):
+            os.kill(os.getpid(), signal.SIGKILL)
+    return job()
+
+
+# ---- a GPU that is made up ----
+
+DEADLY = Config(params={"BLOCK": 256, "MARK": 1}, options={"num_warps": 2})
+UNSTEADY = Config(params={"BLOCK": 128, "MARK": 0}, options={"num_warps": 2})
+POISON = Config(params={"BLOCK": 128, "MARK": 1}, options={"num_warps": 1})
+
+
+@dataclass(frozen=True)
+class Pretended:
+    """A fleet whose measuring worker makes its times up."""
+
+    fleet: Fleet
+    answer: Callable[[Question], Any]
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        return self.fleet.workers
+
+    def submit(self, job: Callable[[], Any], where: str) -> Future[Any]:
+        if isinstance(job, partial) and job.func is measure and not job.args[0].landscape:
+            job = partial(self.answer, *job.args)
+        return self.fleet.submit(job, where)
+
+    def close(self) -> None:
+        self.fleet.close()
+
+
+def answer_smoothly(question: Question, spare: bool = False) -> Any:
+    """Times of a bowl; one config kills the process, another makes it untrustworthy, unless spared."""
+    answers = []
+    assert all(c.artifact is not None and c.build is not None for c in question.candidates)
+    for candidate in question.candidates:
+        if candidate.config == DEADLY and not spare:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if candidate.config == POISON and not spare:
+            failure = Failure(stage="launch", kind="RuntimeError", message="illegal memory access")
+            answers.append(Answer(number=candidate.number, outcome=Outcome.ILLEGAL_ACCESS, failure=failure))
+            return Retire(Answers(answers=tuple(answers), toolchain=TOOLCHAIN))
+        time_ms = smooth(candidate.config, question.variables)
+        measurement = Measurement(
+            samples_ms=(time_ms,) * question.num_samples, warmup_ms=(1.0,), timer="cold", rung=question.rung,
+            source="measured",
+        )  # fmt: skip
+        answers.append(Answer(number=candidate.number, measurement=measurement))
+    return Answers(answers=tuple(answers), toolchain=TOOLCHAIN, reference_ms=0.05, busy_s=0.5, notices=("no check",))
+
+
+def break_finals(how: str, question: Question) -> Any:
+    """Times of a bowl until the finals; there one config breaks the sitting: it `kills` or `poisons` the process."""
+    answers: Answers = answer_smoothly(question, spare=True)
+    guilty = [c.number for c in question.candidates if c.config == UNSTEADY and question.interleaved]
+    if guilty and how == "kills":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if guilty:
+        failure = Failure(stage="launch", kind="RuntimeError", message="illegal memory access")
+        answer = Answer(number=guilty[0], outcome=Outcome.ILLEGAL_ACCESS, failure=failure)
+        return Retire(Answers(answers=(answer,), toolchain=TOOLCHAIN))
+    return answers

@@ -1,0 +1,139 @@
+"""`sweep` and `record` where there is a GPU: one that is made up, with everything around it real."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from farm import GPU, KERNEL, measured, write_experiment, write_landscape
+from rigged import DEADLY, Pretended, answer_smoothly
+
+from tunefarm import landscape
+from tunefarm.cli import opening
+from tunefarm.cli.__main__ import main
+from tunefarm.device import nominal
+from tunefarm.fleet.inline import InlineFleet
+from tunefarm.pack import load_pack
+
+Command = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[InlineFleet]:
+    made = InlineFleet([GPU], num_builders=2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def command(tmp_path: Path, store: Path, own: InlineFleet, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """`tunefarm` in this process, in a folder of its own; returns the exit code."""
+    started = []
+
+    class Kept(Pretended):
+        def close(self) -> None:
+            started.append(self)
+
+    monkeypatch.chdir(tmp_path)
+    landscape.load_cached.cache_clear()  # A process does not change its folder but here.
+    monkeypatch.setenv("TUNEFARM_CACHE", str(store))
+    monkeypatch.setattr(opening, "has_gpu", lambda: True)
+    monkeypatch.setattr(opening, "open_fleet", lambda *_, **__: Kept(own, answer_smoothly))
+
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["tunefarm", *arguments])
+        try:
+            main()
+        except SystemExit as e:
+            return int(e.code or 0)
+        return 0
+
+    return run
+
+
+SWEEP = ("sweep", "experiment.yaml", "--fleet", "inline", "--tracking", "none", "--json")
+
+
+def test_a_gpu_measures_whatever_its_recording_says(
+    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stale recording is no hindrance where it is not needed; and nothing says replayed."""
+    write_landscape(write_experiment(tmp_path, KERNEL.replace("MARK, mask", "MARK + 1, mask")))
+    write_experiment(tmp_path, export="fill.json")
+    assert command(*SWEEP) == 0
+    facts = json.loads(capsys.readouterr().out)
+    (study,) = facts["studies"]
+    assert (study["status"], study["source"], study["device"]) == ("winner", "measured", "Test GPU")
+    assert study["winner"]["config"]["params"] == {"BLOCK": 128, "MARK": 0}
+    assert facts["notices"] == ["no check"]
+    assert facts["gpu_held_s"] > 0
+    assert load_pack("fill.json").sources == ("measured",)
+    before = measured(Path(facts["ledger"]))
+    assert command(*SWEEP) == 0
+    assert measured(Path(facts["ledger"])) == before
+
+
+def test_a_replay_does_not_go_into_a_pack_that_was_measured(
+    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said before the work, and the other way round as well."""
+    write_landscape(write_experiment(tmp_path, export="fill.json"))
+    assert command(*SWEEP) == 0
+    pack = Path("fill.json").read_bytes()
+    capsys.readouterr()
+    assert command(*SWEEP, "--meter", "replay") == 2
+    captured = capsys.readouterr()
+    assert captured.err == (
+        "error: fill.json: holds measured rows, and those of this sweep would be replayed "
+        "(export to another file, or remove this one)\n"
+    )
+    assert Path("fill.json").read_bytes() == pack
+    Path("fill.json").unlink()
+    assert command(*SWEEP, "--meter", "replay") == 0
+    assert command(*SWEEP) == 2
+    assert "holds replayed rows, and those of this sweep would be measured" in capsys.readouterr().err
+
+
+def test_what_was_measured_here_is_exported_without_what_was_replayed(
+    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pack holds times of one kind."""
+    experiment = write_experiment(
+        tmp_path, devices=["sm_90", {"arch": "sm_80", "landscape": "recording.json.gz"}], export="fill.json"
+    )
+    write_landscape(experiment, device=nominal("sm_80"))
+    assert command(*SWEEP) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert [study["source"] for study in facts["studies"]] == ["measured", "replayed"]
+    (table,) = load_pack("fill.json").tables
+    assert table.device.arch == "sm_90"
+    assert "replayed winners of NVIDIA A100-SXM4-80GB are not exported with measured ones" in facts["notices"]
+
+
+def test_record(tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    """The landscape of an experiment that names it, though there is none yet."""
+    write_experiment(tmp_path, devices=["sm_80", {"arch": "sm_90", "landscape": "made/recording.json.gz"}])
+    record = ("record", "experiment.yaml", "-o", "made/recording.json.gz", "--fleet", "inline", "--samples", "5")
+    assert command(*record, "--quiet") == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("made/recording.json.gz: 1 problems, 18 configs on Test GPU, ")
+    assert captured.err == ""
+    made = landscape.load(Path("made/recording.json.gz"))
+    (recorded,) = made.problems
+    assert made.device == GPU
+    assert {e.config for e in recorded.entries if not e.samples_ms} >= {DEADLY}
+    assert command("plan", "experiment.yaml") == 0
+    assert "times from: replay" in capsys.readouterr().out
+
+
+def test_record_on_another_gpu(tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    write_experiment(tmp_path, devices=["sm_80"])
+    assert command("record", "experiment.yaml", "-o", "x.json.gz", "--fleet", "inline", "--quiet") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "error: experiment.yaml:1: devices: none of them is here, but Test GPU (sm_90) (name the arch of a GPU here)"
+    )
+    assert not Path("x.json.gz").exists()
