@@ -67,6 +67,7 @@ HOUSE = """
     search.surrogate        numpy*
     search.buckets          numpy*
     search.outlook          numpy*
+    search.polish
     search.rungs
     search.pruner           optuna*
     search.sampler          numpy* optuna*

@@ -9,6 +9,7 @@ import pytest
 from tunefarm.config import Config
 from tunefarm.device import nominal
 from tunefarm.problem import Problem
+from tunefarm.search.polish import leaders, neighbours
 from tunefarm.search.rungs import RUNGS
 from tunefarm.search.search import MAX_TRIALS, NUM_ENUMERATED, NUM_THOROUGH, StudySearch
 from tunefarm.trial import FINAL, Build, Failure, Measurement, Outcome, Trial
@@ -187,6 +188,16 @@ def test_a_needle_is_found_where_all_is_built_and_looks_are_cheap():
     assert "nothing" in farm.search.ended or "exhausted" in farm.search.ended
 
 
+def test_what_lies_beside_the_leaders_is_looked_at_before_the_study_stops():
+    farm = Farm(study(default=DEFAULT, max_trials=200))
+    farm.build_all()
+    farm.explore()
+    assert "plausibly" in farm.search.ended
+    tried = {t.number for t in farm.search.trials if t.measurements}
+    for leader in leaders(farm.search.trials):
+        assert set(neighbours([t.config for t in farm.search.trials], leader)) <= tried
+
+
 def test_look_ahead_names_what_is_pending_first_and_then_the_promising():
     farm = Farm(study(batch=4))
     requests = farm.search.ask()
@@ -214,13 +225,14 @@ def test_decisions_say_why():
     assert climbed == set(farm.measured(rung=1))
 
 
-def test_members_of_a_closed_bucket_are_not_asked_any_more():
+def test_of_a_closed_bucket_nothing_is_asked_but_what_lies_beside_the_leaders():
     search = study()
     farm = Farm(search)
     farm.build_all()
     while requests := search.ask():
         closed = {n for b in search.buckets if b.number in search.closed for n in b.members}
-        assert not closed.intersection(r.number for r in requests if r.rung == 0)
+        beside = {n for t in leaders(search.trials) for n in neighbours([t.config for t in search.trials], t)}
+        assert closed.intersection(r.number for r in requests if r.rung == 0) <= beside
         for request in requests:
             search.tell(request.number, farm.measure(request.number, request.rung))
 

@@ -173,6 +173,11 @@ class StudySampler:
             self._finish(asked, TrialState.COMPLETE)
         return False
 
+    def put_first(self, numbers: Sequence[int]) -> None:
+        """Makes these the next to be asked, be they closed or not."""
+        self._first = list(dict.fromkeys([*numbers, *self._first]))
+        self._open.update(numbers)
+
     def close(self, numbers: Sequence[int]) -> None:
         """Takes candidates out of the race unmeasured: they are not asked any more."""
         self._open.difference_update(numbers)

@@ -22,6 +22,7 @@ from tunefarm.search.buckets import THRESHOLD, Bucket, cover, group
 from tunefarm.search.crown import crown
 from tunefarm.search.decisions import NUM_ALIKE, Decision, Request
 from tunefarm.search.features import Vectors, features
+from tunefarm.search.polish import leaders, neighbours
 from tunefarm.search.prior import order
 from tunefarm.search.rungs import EXPLORATION, LAST
 from tunefarm.trial import FAILURES, Failure, Measurement, Outcome, Trial, Winner
@@ -209,6 +210,8 @@ class StudySearch:
         new: list[int] = []
         if not self.ended:
             new = sampler.ask(self._room())
+            if not new and self._look_around():
+                new = sampler.ask(self._room())
             if not new:
                 self._end(self._exhausted(sampler))
         self._asked.update(new)
@@ -364,6 +367,8 @@ class StudySearch:
         made = []
         is_open = set(self._sampler.open_numbers)
         for bucket in self.buckets:
+            if bucket.number in self.closed:
+                continue  # What the last look around asks of it stays open.
             members = [number for number in bucket.members if number in is_open]
             if members and (
                 decision := decisions.closing(bucket, self._trials, members, outlook, trusting=not self._thorough)
@@ -377,5 +382,13 @@ class StudySearch:
         assert self._sampler is not None
         gain = decisions.plausible_gain(outlook, self._sampler.open_numbers)
         self._num_calm = self._num_calm + 1 if gain < self._stop_gain else 0
-        if self._num_calm >= PATIENCE:
+        if self._num_calm >= PATIENCE and not self._look_around():
             self._end(f"no open candidate can plausibly save {self._stop_gain:.1%} (the best of them {gain:.2%})")
+
+    def _look_around(self) -> bool:
+        """Puts what lies beside the leaders next in turn, even from closed buckets; False if all of it was tried."""
+        assert self._sampler is not None
+        beside = [n for leader in leaders(self._trials) for n in neighbours(self._configs, leader)]
+        untried = [n for n in dict.fromkeys(beside) if n not in self._asked and self._trials[n].outcome is Outcome.OK]
+        self._sampler.put_first(untried)
+        return bool(untried)
