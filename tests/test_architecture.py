@@ -108,14 +108,15 @@ HOUSE = """
     .
 
     plan                    torch
-    builds
     dispatch
+    builds
     minutes
     contest
     sweep
     recording
 
     cli
+    cli.folders
     cli.terminal            rich
     cli.opening             torch triton
     cli.doctor              typer* torch triton pynvml

@@ -85,3 +85,17 @@ def test_a_failure_is_known_to_this_sweep_and_not_kept(
     assert found == Built(config=CONFIG, outcome=Outcome.COMPILE_ERROR, failure=failure)
     assert board.num_compiled == 1
     assert BuildBoard(resolved, BuildStore(tmp_path / "builds")).find(slot, CONFIG) is None
+
+
+def test_a_config_for_which_the_call_raises_fails_alone(
+    resolved: Resolved, planned: list[PlannedStudy], tmp_path: Path
+) -> None:
+    """The user's own code may refuse some configs; that is data about them, not the end of the sweep."""
+    board = BuildBoard(resolved, BuildStore(tmp_path / "builds"))
+    odd = Config(params={"BLOCK": "wide", "MARK": 0}, options={"num_warps": 2})
+    found = board.find(board.slot(planned[0], odd), odd)
+    assert found is not None
+    assert found.failure is not None
+    assert (found.outcome, found.failure.stage) == (Outcome.USER_ERROR, "launch")
+    assert "raised" in found.failure.message
+    assert board.find(board.slot(planned[0], CONFIG), CONFIG) is None

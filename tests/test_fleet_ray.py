@@ -62,6 +62,8 @@ def test_more_than_a_ray_cluster_has_is_refused_at_once() -> None:
 def test_a_ray_cluster_that_is_full_is_waited_for_only_so_long() -> None:
     """TF-104: and the message says what was wanted and what is free."""
     first = RayFleet(probe=a_device, num_builders=0)
+    for worker in first.workers:
+        first.submit(os.getpid, worker.name).result()  # A GPU is held from a worker's first job on.
     try:
         with pytest.raises(
             InfrastructureError, match=r"measure-0 did not start within 2 s: it needs gpus=1; free.*GPU=0"

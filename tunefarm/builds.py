@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tunefarm.bench.build import Artifact, build_key
-from tunefarm.bench.launch import Launch, learn
+from tunefarm.bench.launch import learn
 from tunefarm.bench.store import BuildStore
 from tunefarm.bench.tensors import make_inputs
-from tunefarm.bench.worker import BuildRequest, Built
+from tunefarm.bench.worker import BuildRequest, Built, build
 from tunefarm.config import Config, Value
+from tunefarm.dispatch import Done
+from tunefarm.errors import InfrastructureError, SpecError
 from tunefarm.frozen import FrozenMap
 from tunefarm.plan import PlannedStudy
+from tunefarm.schedule.events import Job
 from tunefarm.source import source_hash
 from tunefarm.spec.experiment import Resolved
 from tunefarm.trial import Build, Failure, Outcome
+
+BUILD_S = 0.3
+"""Expected seconds of one compilation, before the first is known."""
+
+BUILD_TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,19 +65,26 @@ class BuildBoard:
         study = planned.study
         place = (study.variables, study.device.target, config)
         if place not in self._slots:
-            workload = self._resolved.workload
-            launch: Launch = learn(
-                workload, make_inputs(workload, study.variables, "meta"), config, study.device.target
-            )
-            self._slots[place] = Slot(
-                key=build_key(self._source, launch, study.device.target),
-                grid=launch.grid,
-                request=BuildRequest(
-                    ref=self._resolved.experiment.ref, variables=study.variables, configs=(config,),
-                    target=study.device.target,
-                ),
+            key, grid = self._learn(planned, config)
+            request = BuildRequest(
+                ref=self._resolved.experiment.ref, variables=study.variables, configs=(config,),
+                target=study.device.target,
             )  # fmt: skip
+            self._slots[place] = Slot(key=key, grid=grid, request=request)
         return self._slots[place]
+
+    def _learn(self, planned: PlannedStudy, config: Config) -> tuple[str, tuple[int, int, int]]:
+        workload, study = self._resolved.workload, planned.study
+        try:
+            inputs = make_inputs(workload, study.variables, "meta")
+            launch = learn(workload, inputs, config, study.device.target)
+        except SpecError as e:
+            # The plan has followed the call with the default config: what raises now is this config's own doing.
+            key = f"refused {study.key} {config.key}"
+            failure = Failure(stage="launch", kind="UserError", message=str(e.args[0])[:400], detail=e.hint)
+            self._known[key] = Outcome.USER_ERROR, failure
+            return key, (1, 1, 1)
+        return build_key(self._source, launch, study.device.target), launch.grid
 
     def find(self, slot: Slot, config: Config) -> Built | None:
         """What is known of a slot, from this sweep or the store; None if it must be compiled."""
@@ -84,6 +101,32 @@ class BuildBoard:
         assert isinstance(first, Outcome)
         assert isinstance(second, Failure)
         return Built(config=config, outcome=first, failure=second)
+
+    def job(self, slot: Slot, *, priority: int = 0) -> tuple[Job, Callable[[], object]]:
+        """The job that builds a slot, for the dispatch; its id is the same for slots that share a build."""
+        job = Job(
+            id=f"build:{slot.key}", role="build", cost_s=BUILD_S, priority=priority, timeout_s=BUILD_TIMEOUT_S
+        )  # fmt: skip
+        return job, functools.partial(build, slot.request)
+
+    def take(self, done: Done) -> None:
+        """Takes in a finished build job.
+
+        Raises:
+            InfrastructureError: it was given up through no fault of the candidate.
+        """
+        if done.given_up:
+            raise InfrastructureError(f"a build was given up: {done.given_up}")
+        key = done.job.removeprefix("build:")
+        if done.condemned:
+            timed_out = "killed after" in done.condemned
+            outcome = Outcome.COMPILE_TIMEOUT if timed_out else Outcome.CRASHED
+            kind = "Timeout" if timed_out else "WorkerLost"
+            failure = Failure(stage="build", kind=kind, message=done.condemned)
+            self.put(key, Built(config=Config(), outcome=outcome, failure=failure))
+        else:
+            (built,) = done.value
+            self.put(key, built)
 
     def put(self, key: str, built: Built) -> None:
         """Keeps what a build worker made, or how it failed."""

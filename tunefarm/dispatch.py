@@ -34,6 +34,9 @@ from tunefarm.schedule.machine import step
 from tunefarm.schedule.state import State
 from tunefarm.seams import Clock, Fleet
 
+MEASURE_TIMEOUT_S = 180.0
+"""The longest a question may hold a measuring worker, the start of its process included."""
+
 
 class WallClock:
     """Real time."""

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tunefarm.bench.legality import unfit
 from tunefarm.bench.meter import Answer, Answers, Candidate, Question
-from tunefarm.bench.worker import Built, build, measure
+from tunefarm.bench.worker import Built, measure
 from tunefarm.builds import BuildBoard
 from tunefarm.config import Config
 from tunefarm.contest import lost_answer
-from tunefarm.dispatch import Dispatch, Done
+from tunefarm.dispatch import MEASURE_TIMEOUT_S, Dispatch, Done
 from tunefarm.errors import InfrastructureError
 from tunefarm.frozen import FrozenMap
 from tunefarm.landscape import Entry, Landscape, Recorded
@@ -21,7 +21,6 @@ from tunefarm.plan import PlannedStudy, located
 from tunefarm.schedule.events import Job
 from tunefarm.source import source_hash
 from tunefarm.spec.experiment import Resolved
-from tunefarm.sweep import BUILD_S, BUILD_TIMEOUT_S, MEASURE_TIMEOUT_S, built_by
 from tunefarm.trial import Outcome
 
 NUM_SAMPLES = 20
@@ -96,10 +95,10 @@ def _build_all(
         for config in study.candidates:
             slot = board.slot(study, config)
             if board.find(slot, config) is None:
-                job = Job(id=f"build:{slot.key}", role="build", cost_s=BUILD_S, timeout_s=BUILD_TIMEOUT_S)
-                jobs[job.id] = job, functools.partial(build, slot.request)
+                job, call = board.job(slot)
+                jobs[job.id] = job, call
     for done in _all(resolved, dispatch, jobs.values()):
-        board.put(done.job.partition(":")[2], built_by(done))
+        board.take(done)
         advance("built", 1)
 
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tunefarm.bench.meter import Answers, Question
-from tunefarm.bench.worker import Built, build, measure
-from tunefarm.builds import BuildBoard
+from tunefarm.bench.worker import measure
+from tunefarm.builds import BUILD_S, BuildBoard
 from tunefarm.config import Config
 from tunefarm.contest import Contest, Got, Steps, Want
-from tunefarm.dispatch import Dispatch, Done
+from tunefarm.dispatch import MEASURE_TIMEOUT_S, Dispatch, Done
 from tunefarm.errors import InfrastructureError
 from tunefarm.minutes import Minutes
 from tunefarm.plan import PlannedStudy, located
@@ -28,15 +28,9 @@ from tunefarm.schedule.events import Job
 from tunefarm.seams import Ledger
 from tunefarm.spec.experiment import Resolved
 from tunefarm.study import StudyResult
-from tunefarm.trial import Failure, Outcome
 
 EAGER_S = 45.0
 """Everything is compiled beforehand if that is expected to take no longer than this."""
-
-BUILD_S = 0.3
-"""Expected seconds of one compilation, before the first is known."""
-
-BUILD_TIMEOUT_S, MEASURE_TIMEOUT_S = 180.0, 180.0
 
 
 class Watcher(Protocol):
@@ -200,12 +194,11 @@ class Sweep:
         slot = self._board.slot(desk.contest.planned, config)
         if self._board.find(slot, config) is not None:
             return ""
-        job_id = f"build:{slot.key}"
-        if job_id not in self._building:
-            self._building.add(job_id)
-            job = Job(id=job_id, role="build", cost_s=BUILD_S, priority=priority, timeout_s=BUILD_TIMEOUT_S)
-            jobs.append((job, functools.partial(build, slot.request)))
-        return job_id
+        job, call = self._board.job(slot, priority=priority)
+        if job.id not in self._building:
+            self._building.add(job.id)
+            jobs.append((job, call))
+        return job.id
 
     def _measure_job(self, name: str, question: Question) -> Job:
         replay = bool(question.landscape)
@@ -224,10 +217,9 @@ class Sweep:
         if done.error is not None:
             raise located(done.error, self._experiment)
         desks = self._by_job.pop(done.job, [])
-        kind, _, key = done.job.partition(":")
-        if kind == "build":
+        if done.job in self._building:
             self._building.discard(done.job)
-            self._board.put(key, built_by(done))
+            self._board.take(done)
         else:
             value = done.value if done.value is not None else (done.condemned or done.given_up)
             if done.given_up and not self._dispatch.spent:
@@ -269,21 +261,3 @@ def _contest(
     return Contest(
         experiment=resolved.experiment, planned=planned, minutes=minutes, eager=eager, incumbent=incumbent
     )  # fmt: skip
-
-
-def built_by(done: Done) -> Built:
-    """What a finished build job made, or how its candidate failed.
-
-    Raises:
-        InfrastructureError: it was given up through no fault of the candidate.
-    """
-    if done.value is not None:
-        (built,) = done.value
-        assert isinstance(built, Built)
-        return built
-    if done.given_up:
-        raise InfrastructureError(f"a build was given up: {done.given_up}")
-    timed_out = "killed after" in done.condemned
-    outcome = Outcome.COMPILE_TIMEOUT if timed_out else Outcome.CRASHED
-    kind = "Timeout" if timed_out else "WorkerLost"
-    return Built(config=Config(), outcome=outcome, failure=Failure(stage="build", kind=kind, message=done.condemned))

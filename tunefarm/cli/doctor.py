@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tunefarm.cli.folders import cache_folder
 from tunefarm.fleet.cpus import available_cpus
 
 PACKAGES = {
@@ -113,14 +114,6 @@ def examine() -> Iterator[Check]:
     if importlib.util.find_spec("triton") is not None:
         for arch, target in ARCHS.items():
             yield check_build(arch, target)
-
-
-def cache_folder() -> Path:
-    """Where builds are kept: `$XDG_CACHE_HOME/tunefarm`, or `~/.cache/tunefarm`."""
-    given = os.environ.get("XDG_CACHE_HOME")
-    with contextlib.suppress(RuntimeError):  # a user without a home
-        return (Path(given) if given else Path.home() / ".cache") / "tunefarm"
-    return Path(tempfile.gettempdir()) / "tunefarm"
 
 
 def check_folder(name: str, folder: Path) -> Check:

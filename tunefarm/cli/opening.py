@@ -10,7 +10,7 @@ from pathlib import Path
 from tunefarm.bench.build import launch_options, triton_version
 from tunefarm.bench.worker import probe
 from tunefarm.device import Device
-from tunefarm.errors import InfrastructureError, SpecError, UserError
+from tunefarm.errors import SpecError, UserError
 from tunefarm.seams import Fleet
 from tunefarm.spec.experiment import Experiment, Resolved, load_experiment, resolve
 
@@ -118,34 +118,6 @@ def live_devices(fleet: Fleet) -> list[Device]:
         InfrastructureError: two of one kind differ in what they report.
     """
     return [worker.device for worker in fleet.workers if worker.device is not None]
-
-
-def store_folder() -> Path:
-    """Where builds are kept between sweeps: `TUNEFARM_CACHE`, or the user's cache folder, or the temporary one."""
-    named = os.environ.get("TUNEFARM_CACHE")
-    if named:
-        folder = Path(named) / "builds"
-    else:
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = home / "tunefarm" / "builds"
-    if _writable(folder):
-        return folder
-    import tempfile
-
-    fallback = Path(tempfile.gettempdir()) / "tunefarm" / "builds"
-    if named or not _writable(fallback):
-        raise InfrastructureError(
-            f"cannot write to {folder}", hint="set TUNEFARM_CACHE to a folder that can be written"
-        )
-    return fallback
-
-
-def _writable(folder: Path) -> bool:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK)
 
 
 def check_output(path: Path) -> None:

@@ -28,6 +28,7 @@ def record(
     from tunefarm.bench.store import BuildStore
     from tunefarm.builds import BuildBoard
     from tunefarm.cli import opening
+    from tunefarm.cli.folders import store_folder
     from tunefarm.cli.terminal import Progress
     from tunefarm.dispatch import Dispatch
     from tunefarm.errors import UserError
@@ -52,7 +53,7 @@ def record(
                 "devices", f"none of them is here, but {here}", "name the arch of a GPU here"
             )
         planned = plan(resolved, targets[:1])
-        board = BuildBoard(resolved, BuildStore(opening.store_folder()))
+        board = BuildBoard(resolved, BuildStore(store_folder()))
         keys = {board.slot(study, config).key for study in planned for config in study.candidates}
         dispatch = Dispatch(workers)
         with Progress(quiet=quiet) as progress:

@@ -56,6 +56,7 @@ def sweep(
     Example: tunefarm sweep experiments/softmax.yaml
     """
     from tunefarm.cli import opening
+    from tunefarm.cli.folders import store_folder
     from tunefarm.cli.terminal import Progress
 
     began = time.monotonic()
@@ -63,7 +64,7 @@ def sweep(
     resolved = opening.open_experiment(experiment)
     order = _Order(
         resolved=resolved, meter=meter, fresh=fresh, tracking=opening.tracking_uri(tracking, resolved.experiment),
-        ledger=sweeps / resolved.experiment.name / "ledger.jsonl", store=opening.store_folder(),
+        ledger=sweeps / resolved.experiment.name / "ledger.jsonl", store=store_folder(),
     )  # fmt: skip
     use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
     planned = _plan(order, [], complete=not use_gpu)

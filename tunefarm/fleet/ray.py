@@ -118,8 +118,8 @@ class RayFleet:
     """Build workers on the CPUs of a cluster, and one measuring worker per GPU or some that replay.
 
     A local cluster has no dashboard, sends no usage statistics, and asks every caller for a token that only this
-    process and its children know; it ends with the fleet. Processes start with their first job, those on GPUs at
-    once, because only they can say what GPU they hold.
+    process and its children know; it ends with the fleet. A process starts with its worker's first job and
+    holds its GPU from then on; to learn which GPU that is, one is started at once and ends again.
 
     Args:
         address: of a running cluster; None for a local one. If this process has joined a cluster already, that

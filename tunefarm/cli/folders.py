@@ -1,0 +1,46 @@
+"""Folders that outlive a sweep, and whether they can be written."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from tunefarm.errors import InfrastructureError
+
+
+def cache_folder() -> Path:
+    """Where things are kept between sweeps: `$TUNEFARM_CACHE`, `$XDG_CACHE_HOME/tunefarm` or `~/.cache/tunefarm`."""
+    if named := os.environ.get("TUNEFARM_CACHE"):
+        return Path(named)
+    given = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(given) if given else Path.home() / ".cache") / "tunefarm"
+    except RuntimeError:  # a user without a home
+        return _fallback()
+
+
+def store_folder() -> Path:
+    """Where builds are kept: in the cache folder, or in the temporary one where that cannot be written.
+
+    Raises:
+        InfrastructureError: neither can be written, or the user's own choice cannot.
+    """
+    wanted = cache_folder()
+    named = "TUNEFARM_CACHE" in os.environ
+    for folder in [wanted] if named else [wanted, _fallback()]:
+        if _writable(folder / "builds"):
+            return folder / "builds"
+    raise InfrastructureError(f"cannot write to {wanted}", hint="set TUNEFARM_CACHE to a folder that can be written")
+
+
+def _fallback() -> Path:
+    return Path(tempfile.gettempdir()) / "tunefarm"
+
+
+def _writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
