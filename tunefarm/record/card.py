@@ -67,7 +67,8 @@ def card(result: StudyResult, best_ms: Sequence[float] = ()) -> Card:
         curve["best_time_us"] = tuple(ms * 1e3 for ms in best_ms if math.isfinite(ms))
     return Card(
         key=result.study.key,
-        name=result.study.label,
+        # The experiment bears the workload's name; MLflow cuts names after a few letters, so they start with news.
+        name=result.study.label.removeprefix(f"{result.study.workload} "),
         status="FAILED" if result.status is Status.NO_WINNER else "FINISHED",
         params={name: value[:MAX_TEXT] for name, value in params.items()},
         metrics={name: _short(v) for name, v in _metrics(result).items() if v is not None and math.isfinite(v)},
