@@ -60,8 +60,8 @@ def test_every_label_of_a_replay_says_so(swept: tuple[Path, str, str]) -> None:
     assert len(lines) == 2
     assert all(" replayed" in line and "best BLOCK=" in line for line in lines)
     assert tags(folder / "mlflow.db", "tunefarm.source") == [
-        ("fill sm_90 1000 fp32", "replayed"),
-        ("fill sm_90 4096 fp32", "replayed"),
+        ("sm_90 1000 fp32", "replayed"),
+        ("sm_90 4096 fp32", "replayed"),
     ]
     pack = load_pack(folder / "packs/fill.json")
     assert pack.sources == ("replayed",)
@@ -78,8 +78,8 @@ def test_a_device_without_times_is_compiled_for_and_nothing_more(swept: tuple[Pa
     assert table.device.arch == "sm_90"
     assert len(table.rows) == 2
     assert dict(tags(folder / "mlflow.db", "tunefarm.status")) == {
-        "fill sm_80 1000 fp32": "not_measured", "fill sm_80 4096 fp32": "not_measured",
-        "fill sm_90 1000 fp32": "winner", "fill sm_90 4096 fp32": "winner",
+        "sm_80 1000 fp32": "not_measured", "sm_80 4096 fp32": "not_measured",
+        "sm_90 1000 fp32": "winner", "sm_90 4096 fp32": "winner",
     }  # fmt: skip
     assert set(run_statuses(folder / "mlflow.db").values()) == {"FINISHED"}
 
@@ -139,8 +139,8 @@ def test_a_problem_without_a_winner_makes_the_sweep_partial(tmp_path: Path, stor
     pack = (tmp_path / "packs/fill.json").read_bytes()
     assert {row.measured_at["n"] for row in load_pack(tmp_path / "packs/fill.json").tables[0].rows} == {1000, 5000}
     statuses = run_statuses(tmp_path / "mlflow.db")
-    assert [name for name, status in statuses.items() if status == "FAILED"] == ["fill sm_90 4096 fp32"]
-    assert ("fill sm_90 4096 fp32", "no_winner") in tags(tmp_path / "mlflow.db", "tunefarm.status")
+    assert [name for name, status in statuses.items() if status == "FAILED"] == ["sm_90 4096 fp32"]
+    assert ("sm_90 4096 fp32", "no_winner") in tags(tmp_path / "mlflow.db", "tunefarm.status")
 
     typo = farm.KERNEL.replace("tl.arange(0, BLOCK)", "tl.arrange(0, BLOCK)")
     write_landscape(write_experiment(tmp_path, typo, problems=problems, export="packs/fill.json"))

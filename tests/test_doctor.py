@@ -36,13 +36,13 @@ def test_every_line_says_how_it_stands_and_what_to_do(app: typer.Typer) -> None:
     for before, line in itertools.pairwise(lines):
         if before.startswith(("missing", "warn")):
             assert line.strip().startswith("-> "), f"no remedy for: {before}"
-    assert "plan, compare, pack: yes" in lines
+    assert "plan: yes" in lines
 
 
 def test_json_is_for_machines(app: typer.Typer) -> None:
     done = CliRunner().invoke(app, ["--json"])
     report = json.loads(done.output)
-    assert report["can"]["plan, compare, pack"] is True
+    assert report["can"]["plan"] is True
     assert {c["state"] for c in report["checks"]} <= {"ok", "warn", "missing"}
     assert {"Python", "CPUs", "GPU", "folder sweeps", "torch", "ray", "mlflow"} <= {c["name"] for c in report["checks"]}
 
@@ -89,7 +89,7 @@ app(["--json"])
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert list(report["can"].values()) == [True, False, False, False]
+    assert list(report["can"].values()) == [True, False, False, False, False]
     checks = {c["name"]: c for c in report["checks"]}
     assert checks["torch"] | {"state": "missing", "remedy": "pip install 'tunefarm[farm]'"} == checks["torch"]
     assert checks["GPU"]["state"] == "missing"
@@ -107,9 +107,9 @@ def test_what_can_be_done_follows_from_what_was_found() -> None:
     found = [Check(name=name, state="ok", found="") for name in names]
     assert all(abilities(found).values())
     no_gpu = [*found[:-1], Check(name="GPU", state="missing", found="none")]
-    assert list(abilities(no_gpu).values()) == [True, True, True, False]
+    assert list(abilities(no_gpu).values()) == [True, True, True, True, False]
     no_build = [c for c in found if c.name != "build sm_80"]
-    assert list(abilities(no_build).values()) == [True, False, False, False]
+    assert list(abilities(no_build).values()) == [True, True, False, False, False]
 
 
 def test_a_folder_that_does_not_exist_is_judged_by_its_parent(tmp_path: Path) -> None:

@@ -133,7 +133,21 @@ def test_without_a_declared_default_the_call_itself_tells(tmp_path: Path) -> Non
     (study,) = plan_for(tmp_path, kernel=kernel)
     assert study.default == Config(params={"BLOCK": 128, "MARK": 1}, options={"num_warps": 2})
     (study,) = plan_for(tmp_path, kernel=kernel.replace(", num_warps=2", ""))
-    assert study.default is None
+    assert study.default is not None
+    assert dict(study.default.options) == {"num_warps": 4}, "what the compiler takes where nobody says"
+
+
+def test_a_default_that_leaves_out_a_tuned_option_is_completed(tmp_path: Path) -> None:
+    (study,) = plan_for(tmp_path, space={"BLOCK": [128], "MARK": [0], "num_warps": [1, 2], "num_stages": [1, 2]})
+    assert study.default is not None
+    assert study.default.options["num_stages"] == 3
+    assert {frozenset(config.flat) for config in study.candidates} == {frozenset(study.default.flat)}
+
+
+def test_problems_that_the_kernel_cannot_tell_apart_are_refused(tmp_path: Path) -> None:
+    kernel = KERNEL.replace('key=("n",)', "key=()").replace('ranges=("n",)', "ranges=()")
+    with pytest.raises(SpecError, match="are one problem to the kernel"):
+        plan_for(tmp_path, kernel=kernel, problems=[{"n": [1024, 2048], "dtype": "fp32"}])
 
 
 def test_an_empty_problem_is_skipped(tmp_path: Path) -> None:

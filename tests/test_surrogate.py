@@ -1,5 +1,4 @@
 import math
-import time
 
 import numpy as np
 import pytest
@@ -123,15 +122,3 @@ def test_bound_and_improvement_tell_the_hopeful_from_the_hopeless():
     assert view.improvement()[fast] > view.improvement()[slow] >= 0.0
     assert view.bound(2.0)[fast] < 1.1
     assert view.bound(2.0)[slow] > 1.5
-
-
-def test_choosing_among_600_candidates_takes_less_than_50_ms():
-    points = np.random.default_rng(0).standard_normal((600, 10))
-    times_ms = dict(enumerate(np.exp(points[:150, 0] * 0.3)))
-
-    def seconds():
-        start = time.perf_counter()
-        Outlook(points, times_ms, (), 0).choose(range(150, 600), 8)
-        return time.perf_counter() - start
-
-    assert min(seconds() for _ in range(5)) < 0.05

@@ -68,7 +68,7 @@ class BuildBoard:
             key, grid = self._learn(planned, config)
             request = BuildRequest(
                 ref=self._resolved.experiment.ref, variables=study.variables, configs=(config,),
-                target=study.device.target,
+                target=study.device.target, keys=(key,),
             )  # fmt: skip
             self._slots[place] = Slot(key=key, grid=grid, request=request)
         return self._slots[place]

@@ -238,8 +238,9 @@ class Contest:
         self, search: StudySearch, groups: Sequence[Sequence[Request]]
     ) -> Generator[Want, Got, dict[Request, Answer]]:
         questions = [self._question(search, [r.number for r in group], group[0].rung) for group in groups]
-        # While the GPU measures, the CPUs compile what the search is likely to ask for next.
-        ahead = () if self.eager else search.wants_builds(self.experiment.search.batch)
+        # While the GPU measures, the CPUs compile what the search is likely to ask for next. A replay takes no time.
+        idle = self.eager or self.planned.target.meter == "replay"
+        ahead = () if idle else search.wants_builds(self.experiment.search.batch)
         got = yield Want(questions=tuple(questions), ahead=tuple(search.trials[n].config for n in ahead))
         self._spent = got.spent
         found: dict[Request, Answer] = {}
@@ -290,6 +291,8 @@ class Contest:
             self._costs.busy_s += sum(a.measurement.busy_s for a in answers.answers if a.measurement)
             self._costs.startup_s += answers.startup_s
         self._costs.num_compiled += answers.num_compiled
+        if answers.num_compiled:
+            self.notices["measuring processes compiled kernels: the call launches others than the tuned one"] = None
         self._toolchain = answers.toolchain
         self.notices.update(dict.fromkeys(answers.notices))
         if answers.reference_ms is not None:

@@ -18,6 +18,10 @@ from typing import Any
 
 from tunefarm.errors import DocumentError
 
+_UMASK = os.umask(0)
+os.umask(_UMASK)
+"""Read once, at import: asking means setting it, for all threads."""
+
 MAX_BYTES = 256 << 20
 MAX_DEPTH = 32
 
@@ -50,9 +54,7 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         # mkstemp makes private files; a pack is meant to be read by whoever may read its folder.
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(name).chmod(0o666 & ~umask)
+        Path(name).chmod(0o666 & ~_UMASK)
         Path(name).replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

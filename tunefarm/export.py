@@ -216,13 +216,18 @@ def update(old: Pack, new: Pack) -> Pack:
         swept = fresh.get(place)
         if swept is None:
             tables.append(table)
-        elif table.key == swept.key:
+        elif table.key == swept.key and _conditions(table) == _conditions(swept):
             fresh[place] = _merge(table, swept)
         elif table.source_hash == swept.source_hash:
             measured = {row.identity for row in swept.rows}
             if kept := tuple(row for row in table.rows if row.identity not in measured):
                 tables.append(replace(table, rows=kept))
     return seal(Pack(tables=(*tables, *fresh.values())))
+
+
+def _conditions(table: Table) -> tuple[Any, ...]:
+    # A table says once under what its rows were timed: a row kept from another toolchain stays in a table of its own.
+    return table.provenance.toolchain, table.provenance.timer
 
 
 def _merge(old: Table, new: Table) -> Table:

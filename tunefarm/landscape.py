@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +78,7 @@ class Landscape:
         timer: how the samples were taken.
         date: ISO date of the recording.
         problems: what was recorded.
+        notices: what the meter wanted known, such as outputs that could not be checked.
     """
 
     kernel: str
@@ -86,6 +88,7 @@ class Landscape:
     timer: str = "cold"
     date: str = ""
     problems: tuple[Recorded, ...] = ()
+    notices: tuple[str, ...] = ()
 
     def find(self, problem: Problem) -> Recorded | None:
         """The recording of exactly this problem, or None."""
@@ -97,7 +100,7 @@ def dumps(landscape: Landscape) -> bytes:
     data = {
         "format": FORMAT, "version": VERSION, "kernel": landscape.kernel, "source_hash": landscape.source_hash,
         "device": landscape.device.to_json(), "toolchain": dict(landscape.toolchain), "timer": landscape.timer,
-        "date": landscape.date,
+        "date": landscape.date, "notices": list(landscape.notices),
         "problems": [
             {
                 "problem": r.problem.to_json(), "reference_ms": r.reference_ms, "bytes": r.num_bytes, "flops": r.flops,
@@ -136,8 +139,10 @@ def load(path: Path) -> Landscape:
             f"has version {data.get('version')!r}, this release reads {VERSION}", file=str(path), hint="update tunefarm"
         )
     try:
-        return _from_json(data)
-    except (AttributeError, KeyError, TypeError, ValueError, UserError) as e:
+        landscape = _from_json(data)
+        _check(landscape)
+        return landscape
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, UserError) as e:
         raise LandscapeError(f"is malformed: {e.__class__.__name__}: {e}", file=str(path)) from None
 
 
@@ -151,6 +156,7 @@ def _from_json(data: Mapping[str, Any]) -> Landscape:
     return Landscape(
         kernel=data["kernel"], source_hash=data["source_hash"], device=Device.from_json(data["device"]),
         toolchain=FrozenMap(data["toolchain"]), timer=data["timer"], date=data["date"],
+        notices=tuple(data.get("notices", ())),
         problems=tuple(
             Recorded(
                 problem=Problem.from_json(r["problem"]), reference_ms=r["reference_ms"], num_bytes=r["bytes"],
@@ -159,6 +165,25 @@ def _from_json(data: Mapping[str, Any]) -> Landscape:
             for r in data["problems"]
         ),
     )  # fmt: skip
+
+
+def _check(landscape: Landscape) -> None:
+    """Refuses numbers that are none.
+
+    Raises:
+        TypeError: text where a number belongs, and the like.
+        ValueError: a duration below zero, or infinite.
+    """
+    device = landscape.device
+    for name in ("num_sms", "shared_bytes", "l2_bytes", "memory_bytes", "bandwidth_gbps", "registers", "max_threads"):
+        value = getattr(device, name)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise TypeError(f"device.{name} is {value!r}")
+    for recorded in landscape.problems:
+        for entry in recorded.entries:
+            for ms in (*entry.warmup_ms, *entry.samples_ms):
+                if not 0 <= ms < math.inf:
+                    raise ValueError(f"a sample of {entry.config} is {ms!r} ms")
 
 
 def _entry_from_json(data: Mapping[str, Any]) -> Entry:

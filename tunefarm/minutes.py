@@ -8,7 +8,7 @@ from typing import Any
 
 from tunefarm.bench.meter import Answer, answer_from_json, answer_to_json
 from tunefarm.config import Config
-from tunefarm.record.memo import Memo
+from tunefarm.record.memo import DECISIONS, Memo
 from tunefarm.seams import Ledger
 from tunefarm.search.decisions import Decision
 from tunefarm.trial import Build, Trial, to_json
@@ -32,8 +32,11 @@ class Minutes:
     memo: Memo
 
     def note(self, event: str, **data: Any) -> None:
-        """Writes an event of this study."""
-        self.ledger.append(event, {"study": self.study, **data})
+        """Writes an event of this study, unless it is a beginning or a decision that stands there already."""
+        told = {"study": self.study, **data}
+        begun = event == "study" and self.memo.study(self.study) is not None
+        if not begun and not (event in DECISIONS and self.memo.decided(event, told)):
+            self.ledger.append(event, told)
 
     def built(self, config: Config, build: Build) -> None:
         """A config was compiled, now or earlier."""
@@ -52,7 +55,7 @@ class Minutes:
         return answer_from_json(number, known) if known is not None else None
 
     def decided(self, decisions: Sequence[Decision], trials: Sequence[Trial]) -> None:
-        """What the search decided. Always written: a driver that goes on decides the same again, and shows it."""
+        """What the search decided."""
         for decision in decisions:
             if decision.kind == "bucket_closed":
                 self.note(decision.kind, bucket=decision.number, reason=decision.reason)

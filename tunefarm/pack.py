@@ -239,7 +239,7 @@ def load_pack(path: Path | str) -> Pack:
     )
     try:
         sealed = seal(pack)
-    except ValueError as e:  # an infinity such as 1e999, or half a surrogate pair
+    except (ValueError, OverflowError) as e:  # an infinity such as 1e999, or half a surrogate pair
         raise PackError(f"holds a value that is no plain data: {e}", file=where, hint="export it again") from None
     for i, (table, expected) in enumerate(zip(pack.tables, sealed.tables, strict=True)):
         if (table.key, table.digest) != (expected.key, expected.digest):

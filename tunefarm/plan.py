@@ -80,7 +80,8 @@ def choose_targets(experiment: Experiment, live: Sequence[Device], meter: str = 
     targets: list[Target] = []
     for position, spec in enumerate(experiment.devices):
         for target in _targets_of(experiment, spec, position, live, meter):
-            if target.device not in [t.device for t in targets]:
+            # By key: two cards of a kind may differ by some bytes of memory and compete as one.
+            if target.device.key not in [t.device.key for t in targets]:
                 targets.append(target)
     return targets
 
@@ -126,7 +127,7 @@ def check_landscape(target: Target, workload: Workload, problems: Iterable[Probl
     """
     recording = landscapes.load_cached(target.landscape)
     current = source_hash(workload.kernel)
-    if recording.source_hash != current:
+    if recording.source_hash != current or recording.kernel != workload.signature.kernel:
         raise LandscapeError(
             f"records kernel {recording.kernel} with source hash {recording.source_hash[:12]}, the workload's kernel "
             f"{workload.signature.kernel} has {current[:12]}",
@@ -159,7 +160,22 @@ def plan(resolved: Resolved, targets: Sequence[Target]) -> list[PlannedStudy]:
         if target.meter == "replay":
             check_landscape(target, resolved.workload, [s.study.problem for s in mine if not s.skipped])
         studies += mine
+    _check_distinct(resolved.experiment, studies)
     return studies
+
+
+def _check_distinct(experiment: Experiment, studies: Sequence[PlannedStudy]) -> None:
+    """Refuses two problems that the kernel's key cannot tell apart: they would share answers, and one row of a pack."""
+    seen: dict[str, PlannedStudy] = {}
+    for study in studies:
+        other = seen.setdefault(study.study.key, study)
+        if other is not study:
+            raise experiment.error(
+                "problems",
+                f"{dict(other.study.variables)} and {dict(study.study.variables)} are one problem to the kernel "
+                f"({study.study.problem.key})",
+                "drop one, or add the argument in which they differ to the kernel's key",
+            )
 
 
 def located(error: Exception, experiment: Experiment) -> Exception:
@@ -181,12 +197,12 @@ def _plan_study(resolved: Resolved, target: Target, spec: ProblemSpec) -> Planne
     launch = learn(workload, make_inputs(workload, variables, "meta"), workload.default, device.target)
     problem = launch.problem(workload.key)
     points = resolved.space.points(variables, device)
-    configs = _prune(workload, launch, points.configs)
-    candidates, broken = screen(configs, workload, device, problem.dtypes.values())
     default = _default(workload, launch, resolved)
+    configs = _with_untuned(_prune(workload, launch, points.configs), default)
+    candidates, broken = screen(configs, workload, device, problem.dtypes.values())
     if default is not None and illegal(default, workload, device, problem.dtypes.values()):
         default = None
-    if default is not None and default not in candidates:
+    if default is not None and candidates and default not in candidates:
         candidates = (default, *candidates)
     removed = {**points.removed, **broken}
     if pruned := len(points.configs) - len(configs):
@@ -228,13 +244,30 @@ def _prune(workload: Workload, launch: Launch, configs: tuple[Config, ...]) -> t
 
 
 def _default(workload: Workload, launch: Launch, resolved: Resolved) -> Config | None:
-    known = default_config(workload)
-    if known is not None:
-        return known
-    # What the production call itself passes, as far as the space speaks of it.
-    names = set(resolved.space.domain)
-    flat = {name: value for name, value in launch.config.flat.items() if name in names}
-    return workload.signature.config(flat) if flat.keys() == names else None
+    """The config used without tuning, with a value for every name of the space; None where one is unknown.
+
+    What neither the workload nor the call says has the value that the launch had: the compiler's own default for an
+    option, the kernel's for a parameter.
+    """
+    declared = default_config(workload)
+    names = resolved.space.domain
+    flat = declared.flat if declared else {n: v for n, v in launch.config.flat.items() if n in names}
+    for name in names:
+        if name not in flat and hasattr(launch.options, name):
+            flat[name] = getattr(launch.options, name)
+        elif name not in flat and name in launch.arguments:
+            flat[name] = launch.arguments[name]
+    return workload.signature.config(flat) if flat.keys() >= names.keys() else None
+
+
+def _with_untuned(configs: Sequence[Config], default: Config | None) -> tuple[Config, ...]:
+    """The configs with what the default sets and the space does not tune, so that all of them say the same things."""
+    if default is None:
+        return tuple(configs)
+    return tuple(
+        Config(params=FrozenMap(default.params, **config.params), options=FrozenMap(default.options, **config.options))
+        for config in configs
+    )
 
 
 def _unused(resolved: Resolved, candidates: Sequence[Config]) -> tuple[tuple[str, Value], ...]:

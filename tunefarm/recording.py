@@ -60,11 +60,13 @@ def record(
     _build_all(resolved, planned, dispatch, board, advance)
     toolchain: FrozenMap[str] = FrozenMap()
     problems = []
+    notices: dict[str, None] = {}
     for study in planned:
         if study.skipped:
             continue
         answers, results = _measure_all(resolved, study, dispatch, board, advance, num_samples)
         toolchain = results[-1].toolchain if results else toolchain
+        notices.update(dict.fromkeys(notice for result in results for notice in result.notices))
         problems.append(
             Recorded(
                 problem=study.study.problem,
@@ -84,6 +86,7 @@ def record(
         timer=resolved.experiment.timer,
         date=datetime.date.today().isoformat(),
         problems=tuple(problems),
+        notices=tuple(notices),
     )
 
 

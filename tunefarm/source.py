@@ -62,7 +62,7 @@ def _collect(function: Callable[..., Any], lines: list[str], seen: set[int]) -> 
             _collect(value.fn, lines, seen)
         else:
             constant = getattr(value, "value", value)
-            if isinstance(constant, bool | int | float | str):
+            if _is_constant(constant):
                 lines.append(f"{name}={constant!r}")
 
 
@@ -107,11 +107,27 @@ def _references(tree: ast.AST, function: Callable[..., Any]) -> Iterator[tuple[s
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in scope:
             found[node.id] = scope[node.id]
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            module = scope.get(node.value.id)
-            if isinstance(module, ModuleType) and not module.__name__.startswith(("triton", "torch")):
-                found[f"{node.value.id}.{node.attr}"] = getattr(module, node.attr, None)
+        elif isinstance(node, ast.Attribute):
+            path = ast.unparse(node)
+            root, *names = path.split(".")
+            value = scope.get(root)
+            for name in names:
+                # Triton's and torch's own are covered by their versions.
+                if not isinstance(value, ModuleType) or value.__name__.startswith(("triton", "torch")):
+                    value = None
+                    break
+                value = getattr(value, name, None)
+            if value is not None:
+                found[path] = value
     yield from sorted(found.items())
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether a global is read into the kernel by value: scalars, Triton's dtypes, and tuples of such."""
+    if isinstance(value, tuple):
+        return all(_is_constant(getattr(item, "value", item)) for item in value)
+    is_dtype = type(value).__name__ == "dtype" and type(value).__module__.startswith("triton")
+    return isinstance(value, bool | int | float | str) or is_dtype
 
 
 def _is_triton(function: Callable[..., Any]) -> bool:

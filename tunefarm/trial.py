@@ -101,7 +101,6 @@ class Measurement:
         source: `measured` on a GPU now, or `replayed` from a landscape.
         worker: who measured.
         telemetry: clocks, throttle reasons and neighbours on the GPU, where known.
-        num_compiled: kernels the measuring process compiled for it: zero, or the farm is broken.
         busy_s: seconds the GPU worker spent on it.
     """
 
@@ -112,7 +111,6 @@ class Measurement:
     worker: str = ""
     warmup_ms: tuple[float, ...] = ()
     telemetry: FrozenMap[Any] = field(default_factory=FrozenMap)
-    num_compiled: int = 0
     busy_s: float = 0.0
 
     @property

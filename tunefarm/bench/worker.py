@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunefarm.bench import telemetry
-from tunefarm.bench.build import Artifact, compile_launch
+from tunefarm.bench.build import Artifact, build_key, compile_launch
 from tunefarm.bench.gpu import GpuMeter, Poisoned
 from tunefarm.bench.launch import learn
 from tunefarm.bench.meter import Answer, Answers, Meter, Question
@@ -23,9 +23,11 @@ from tunefarm.bench.replay import LandscapeMeter
 from tunefarm.bench.tensors import make_inputs
 from tunefarm.config import Config, Value
 from tunefarm.device import Device
+from tunefarm.errors import UserError
 from tunefarm.frozen import FrozenMap
 from tunefarm.landscape import load_cached
 from tunefarm.seams import Retire
+from tunefarm.source import source_hash
 from tunefarm.spec.workload import WorkloadRef, load_workload
 from tunefarm.trial import Build, Failure, Outcome
 
@@ -36,12 +38,22 @@ _started = False
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """Configs to compile for one problem's specialisation and one arch."""
+    """Configs to compile for one problem's specialisation and one arch.
+
+    Attributes:
+        ref: where the workload is found.
+        variables: the experiment's names for the problem.
+        configs: what to compile.
+        target: arch, such as 90.
+        keys: the build key that the driver expects of each config, or empty: a worker whose kernel or Triton is
+            another must not fill the store under them.
+    """
 
     ref: WorkloadRef
     variables: FrozenMap[Value]
     configs: tuple[Config, ...]
     target: int
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +75,15 @@ def build(request: BuildRequest) -> tuple[Built, ...]:
     """
     workload = load_workload(request.ref)
     inputs = make_inputs(workload, request.variables, "meta")
+    source = source_hash(workload.kernel) if request.keys else ""
     built = []
-    for config in request.configs:
+    for position, config in enumerate(request.configs):
         launch = learn(workload, inputs, config, request.target)
+        if request.keys and build_key(source, launch, request.target) != request.keys[position]:
+            raise UserError(
+                f"a build worker finds another kernel {workload.signature.kernel}, call or Triton than the driver did",
+                hint="the file was edited while sweeping, or the worker's packages differ: start the sweep again",
+            )
         first, second = compile_launch(launch, request.target)
         if isinstance(first, Build) and isinstance(second, Artifact):
             built.append(Built(config=config, build=first, artifact=second))

@@ -23,7 +23,7 @@ from tunefarm.fleet.cpus import available_cpus
 
 PACKAGES = {
     "pyyaml": "6.0", "rich": "13.7", "typer": "0.15", "mlflow": "3.10", "torch": "2.11", "triton": "3.6",
-    "ray": "2.50", "optuna": "5.0", "numpy": "1.26", "nvidia-ml-py": "12.560",
+    "ray": "2.60", "optuna": "5.0", "numpy": "1.26", "nvidia-ml-py": "12.560",
 }  # fmt: skip
 """Oldest versions that work, as in pyproject.toml."""
 
@@ -89,14 +89,16 @@ def _print(check: Check) -> None:
 def abilities(checks: list[Check]) -> dict[str, bool]:
     """What the machine can do, by what was found."""
     able = {c.name for c in checks if c.state != "missing"}
-    plan = {"pyyaml", "folder sweeps"} <= able
-    build = plan and {"torch", "triton"} <= able and any(f"build {arch}" in able for arch in ARCHS)
-    search = plan and {"optuna", "numpy"} <= able
+    files = {"pyyaml", "folder sweeps"} <= able
+    plan = files and {"torch", "triton", "numpy"} <= able
+    build = plan and any(f"build {arch}" in able for arch in ARCHS)
+    search = build and "optuna" in able
     return {
-        "plan, compare, pack": plan,
+        "read packs": files,
+        "plan": plan,
         "build kernels": build,
-        "sweep, replaying a landscape": search and build,
-        "sweep, measuring on a GPU": search and build and "GPU" in able,
+        "sweep, replaying a landscape": search,
+        "sweep, measuring on a GPU": search and "GPU" in able,
     }
 
 

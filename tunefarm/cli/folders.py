@@ -35,12 +35,15 @@ def store_folder() -> Path:
 
 
 def _fallback() -> Path:
-    return Path(tempfile.gettempdir()) / "tunefarm"
+    # The temporary folder is everybody's: machine code is taken from a folder of our own only.
+    return Path(tempfile.gettempdir()) / f"tunefarm-{os.getuid()}"
 
 
 def _writable(folder: Path) -> bool:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(exist_ok=True)
+        owner = folder.parent.stat().st_uid
     except OSError:
         return False
-    return os.access(folder, os.W_OK)
+    return owner in (os.getuid(), 0) and os.access(folder, os.W_OK)

@@ -127,7 +127,8 @@ def check_output(path: Path) -> None:
         UserError: it is a folder, or there is no folder to write it into.
     """
     folder = next(parent for parent in path.absolute().parents if parent.exists())
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+    virtual = folder.absolute().parts[1:2] in (("proc",), ("sys",))  # they claim to be writable
+    if path.is_dir() or virtual or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UserError("cannot be written", file=str(path), hint="name a file in a folder you may write to")
 
 
@@ -136,15 +137,17 @@ def tracking_uri(flag: str | None, experiment: Experiment) -> str:
 
     Raises:
         SpecError: MLflow cannot write there.
+        InfrastructureError: no server listens there.
     """
     from tunefarm.plan import located
-    from tunefarm.record.tracking import DEFAULT_URI, check_uri
+    from tunefarm.record.tracking import DEFAULT_URI, check_server, check_uri
 
     written = experiment.tracking.uri
     uri = flag or written or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
     try:
         if uri != "none":
             check_uri(uri)
+            check_server(uri)
     except SpecError as e:
         raise (located(e, experiment) if uri == written else e) from None
     return uri

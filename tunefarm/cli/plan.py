@@ -31,6 +31,8 @@ def plan(
         return
     for study in shown:
         _print(study)
+    if not any(study.target.meter for study in studies):
+        typer.echo("note: a sweep needs a GPU of one of these devices, or a landscape of one; it will refuse without.")
 
 
 def _describe(study: PlannedStudy, threshold: float) -> dict[str, Any]:

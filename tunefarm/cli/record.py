@@ -16,7 +16,7 @@ def record(
     out: Annotated[Path, typer.Option("--out", "-o", help="Landscape to write (.json.gz).", show_default=False)],
     fleet: Annotated[FleetKind, typer.Option(help="Where jobs run.")] = FleetKind.RAY,
     address: Annotated[str | None, typer.Option(envvar="RAY_ADDRESS", help="A running Ray cluster.")] = None,
-    builders: Annotated[int | None, typer.Option(min=1, help="Build workers; default: one a CPU.")] = None,
+    builders: Annotated[int | None, typer.Option(min=1, max=1024, help="Build workers; default: one a CPU.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Samples of each config.")] = 20,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
@@ -67,3 +67,5 @@ def record(
         f"{out}: {len(recording.problems)} problems, {configs} configs on {recording.device.name}, "
         f"{out.stat().st_size / 1000:.0f} kB; {time.monotonic() - began:.1f} s, GPU held {dispatch.held_s:.1f} s"
     )
+    for notice in (*dispatch.notices, *recording.notices):
+        typer.echo(f"note: {notice}")

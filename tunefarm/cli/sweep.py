@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tunefarm.cli.opening import FleetKind, MeterKind
+from tunefarm.errors import TunefarmError
 
 if TYPE_CHECKING:
     from tunefarm.cli.terminal import Progress
@@ -44,7 +45,7 @@ def sweep(
     fleet: Annotated[FleetKind, typer.Option(help="Where jobs run.")] = FleetKind.RAY,
     address: Annotated[str | None, typer.Option(envvar="RAY_ADDRESS", help="A running Ray cluster.")] = None,
     meter: Annotated[MeterKind, typer.Option(help="GPU, replay, or whichever is there.")] = MeterKind.AUTO,
-    builders: Annotated[int | None, typer.Option(min=1, help="Build workers; default: one a CPU.")] = None,
+    builders: Annotated[int | None, typer.Option(min=1, max=1024, help="Build workers; default: one a CPU.")] = None,
     sweeps: Annotated[Path, typer.Option(help="Folder of the ledgers.")] = Path("sweeps"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what earlier sweeps of this name measured.")] = False,
     tracking: Annotated[str | None, typer.Option(help="MLflow URI, or `none`.", show_default=False)] = None,
@@ -83,10 +84,13 @@ def sweep(
         typer.echo("interrupted: what was measured is in the ledger; the same command goes on from there", err=True)
         raise
     facts["wall_s"] = round(time.monotonic() - began, 2)
+    failed = facts.pop("failed", None)
     if as_json:
         typer.echo(json.dumps({"studies": [_study_json(r) for r in results], **facts}, indent=1))
     else:
         _print_closing(results, facts, quiet=quiet)
+    if failed is not None:
+        raise failed
     from tunefarm.study import Status
 
     if any(result.status is Status.NO_WINNER for result in results):
@@ -107,7 +111,10 @@ def _plan(order: _Order, live: Sequence[Device], *, complete: bool) -> list[Plan
     if complete:
         require_meter(spec, targets)
     if spec.export:
-        check_output(Path(spec.export))
+        try:
+            check_output(Path(spec.export))
+        except UserError as e:
+            raise spec.error("export", f"{spec.export} {e.args[0]}", e.hint) from None
     pack = _earlier_pack(spec.export)
     source = "measured" if any(target.meter == "gpu" for target in targets) else "replayed"
     if complete and pack is not None and set(pack.sources) - {source}:
@@ -132,11 +139,13 @@ def _open_ledger(order: _Order, planned: Sequence[PlannedStudy]) -> FileLedger:
     from tunefarm.record.ledger import open_ledger
     from tunefarm.source import source_hash
 
-    spec = order.resolved.experiment
+    spec, workload = order.resolved.experiment, order.resolved.workload
     conditions = digest(
         [
-            source_hash(order.resolved.workload.kernel),
-            spec.timer,
+            source_hash(workload.kernel),
+            [_text(part) for part in (workload.call, workload.reference, workload.inputs)],
+            [workload.restore, workload.zero, workload.atol, workload.rtol],
+            [spec.accept.atol, spec.accept.rtol, spec.search.seed, spec.timer],
             dict(toolchain()),
             [[t.device.key, t.meter, _fingerprint(t.landscape)] for t in dict.fromkeys(s.target for s in planned)],
         ]
@@ -145,6 +154,18 @@ def _open_ledger(order: _Order, planned: Sequence[PlannedStudy]) -> FileLedger:
     if order.fresh:
         ledger.append("fresh", {})
     return ledger
+
+
+def _text(part: Any) -> str:
+    """What the user wrote for a part of the workload: an edit of it makes earlier answers worthless."""
+    import inspect
+
+    if part is None or not callable(part):
+        return repr(part)
+    try:
+        return inspect.getsource(inspect.unwrap(part))
+    except (OSError, TypeError):  # built in, as torch.matmul is: its version stands in the toolchain
+        return f"{getattr(part, '__module__', '')}.{getattr(part, '__qualname__', type(part).__name__)}"
 
 
 def _fingerprint(landscape: str) -> str:
@@ -184,6 +205,8 @@ def _compete(
     status, patience_s = "FAILED", 60.0
     try:
         results = competition.run_through()
+        # Nothing is measured from here on: no GPU is held while MLflow and the pack are written.
+        workers.close()
         status = "FINISHED"
     except KeyboardInterrupt:
         status, patience_s = "KILLED", 3.0
@@ -198,8 +221,13 @@ def _compete(
         "compiled_by_measuring": sum(r.num_compiled for r in results), "ledger": str(ledger.path),
         "tracking": order.tracking,
         "notices": [*competition.notices, *(f"not in MLflow: {label}" for label in unwritten), *_left_out(results)],
-        "pack": _export(resolved, results, ledger),
+        "pack": "",
     }  # fmt: skip
+    try:
+        facts["pack"] = _export(resolved, results, ledger)
+    except TunefarmError as e:
+        # The results are shown first: they are worth more than the file.
+        facts["failed"] = e
     return results, facts
 
 

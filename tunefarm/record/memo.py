@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tunefarm.document import canonical
+
+DECISIONS = ("merged", "pruned", "promoted", "bucket_closed", "winner", "no_winner", "skipped")
+"""Events that say what the search or the sweep decided."""
+
+
+def _what(event: str, data: Mapping[str, Any]) -> tuple[Any, ...]:
+    return event, data["study"], data.get("config", data.get("bucket")), data.get("rung"), canonical(data.get("winner"))
+
 
 class Memo:
     """Answers from a ledger, so that a sweep that goes on does not ask the machines again.
@@ -20,13 +29,14 @@ class Memo:
         self._builds: dict[tuple[str, str], Mapping[str, Any]] = {}
         self._finals: dict[str, Mapping[str, Any]] = {}
         self._studies: dict[str, Mapping[str, Any]] = {}
+        self._decided: set[tuple[Any, ...]] = set()
         comparable = False
         for event in events:
             data = event["data"]
             if event["event"] == "epoch":
                 comparable = data.get("identity", {}).get("conditions", "") == conditions
             elif event["event"] == "fresh":
-                for known in (self._outcomes, self._builds, self._finals, self._studies):
+                for known in (self._outcomes, self._builds, self._finals, self._studies, self._decided):
                     known.clear()
             elif not comparable:
                 continue
@@ -37,6 +47,8 @@ class Memo:
                 self._builds.setdefault((data["study"], data["config"]), data)
             elif event["event"] == "study":
                 self._studies.setdefault(data["study"], data)
+            elif event["event"] in DECISIONS:
+                self._decided.add(_what(event["event"], data))
             elif event["event"] == "finals":
                 self._finals[data["study"]] = data
 
@@ -54,6 +66,10 @@ class Memo:
     def study(self, study: str) -> Mapping[str, Any] | None:
         """The data of the first `study` event of a study: the terms under which it was begun. None before."""
         return self._studies.get(study)
+
+    def decided(self, event: str, data: Mapping[str, Any]) -> bool:
+        """Whether this very decision is recorded already: a driver that goes on decides the same again."""
+        return _what(event, data) in self._decided
 
     def finals(self, study: str) -> Mapping[str, Any] | None:
         """The data of the last `finals` event of a study, or None."""

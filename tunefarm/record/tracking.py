@@ -13,8 +13,10 @@ import math
 import os
 import queue
 import re
+import socket
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,6 +136,24 @@ def check_uri(uri: str) -> None:
         raise SpecError(
             "MLflow is not installed", key="tracking.uri", hint="pip install 'tunefarm[client]', or use `none`"
         )
+
+
+def check_server(uri: str, timeout_s: float = 5.0) -> None:
+    """Sees whether a tracking server listens; a database needs no server.
+
+    Raises:
+        InfrastructureError: nobody does. MLflow itself would try for minutes.
+    """
+    parts = urllib.parse.urlsplit(uri)
+    if parts.scheme not in ("http", "https") or parts.hostname is None:
+        return
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname, port), timeout_s).close()
+    except OSError as e:
+        raise InfrastructureError(
+            f"no MLflow server at {uri}: {e}", hint="start it, or sweep with `--tracking none`"
+        ) from None
 
 
 class MlflowTracker:
@@ -326,7 +346,7 @@ def _connect(uri: str) -> Any:
     os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
     from mlflow import MlflowClient
 
-    for noisy in ("mlflow", "alembic"):
+    for noisy in ("mlflow", "alembic", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     if path := _sqlite_path(uri):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ Standard library only until a kernel is touched.
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,8 @@ def install(target: Any) -> list[str]:
     """Makes autotuned kernels of others obey the active packs, present and to come. Doing it again does nothing.
 
     Args:
-        target: a kernel with `@triton.autotune` on it, or a module: all such kernels that stand in it.
+        target: a kernel with `@triton.autotune` on it, or a module or its dotted name: all such kernels that stand in
+            it.
 
     Returns:
         Names of the kernels that obey now, those adopted before included.
@@ -88,6 +90,13 @@ def install(target: Any) -> list[str]:
     Raises:
         UserError: nothing in `target` is an autotuned kernel.
     """
+    if isinstance(target, str):
+        try:
+            target = importlib.import_module(target)
+        except ImportError as e:
+            raise UserError(
+                f"cannot import {target}: {e}", hint="give a module, its dotted name, or a kernel"
+            ) from None
     found = {id(tuner): tuner for tuner in autotuners(target)}
     if not found:
         raise UserError(

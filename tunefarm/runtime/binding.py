@@ -216,9 +216,11 @@ class Binding:
         ACTIVE.asked.update((table.kernel, table.digest) for table in tables)
         self._hash = self._hash or (self._source_hash() if tables else "")
         rows = [row for table in tables if table.source_hash == self._hash for row in table.rows]
-        self._dims = tuple(dict.fromkeys(dim for row in rows for dim in row.match.dims))
-        absent = [arg for row in rows for arg, fact in row.match.facts.items() if fact == "none"]
-        self._tensors = tuple(dict.fromkeys([*(arg for row in rows for arg in row.match.dtypes), *absent]))
+        # Rows of other sources are of no use, but what they ask about is needed to say what a call missed.
+        asking = rows or [row for table in tables for row in table.rows]
+        self._dims = tuple(dict.fromkeys(dim for row in asking for dim in row.match.dims))
+        absent = [arg for row in asking for arg, fact in row.match.facts.items() if fact == "none"]
+        self._tensors = tuple(dict.fromkeys([*(arg for row in asking for arg in row.match.dtypes), *absent]))
         self._defaults = {k: v for k, v in self.signature.defaults.items() if k in {*self._dims, *self._tensors}}
         self._memo, self._lists = {}, {}
         self._inject([row.config for row in rows])

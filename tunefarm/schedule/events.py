@@ -38,7 +38,8 @@ class Limits:
         depth: jobs in flight on a measuring worker, so that it never waits for the driver. Build workers have one.
         deaths: a job that cost this many workers is condemned.
         attempts: a job lost this many times, whatever the cause, is given up.
-        quarantine: a worker that lost this many different jobs in a row gets no more.
+        quarantine: a worker that lost this many different jobs in a row gets no more, unless it is the last of its
+            kind.
         wait_s: how long jobs wait while there is no worker at all that could do them.
     """
 

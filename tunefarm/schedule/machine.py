@@ -175,7 +175,9 @@ def _lose(state: State, life: Life, loss: Loss, actions: list[Action]) -> None:
     member = state.release(life)
     member.lost.add(life.job.id)
     _retry(state, life, loss, actions)
-    if member.active and len(member.lost) >= state.limits.quarantine:
+    others = all(state.roster.size(lane) > 1 for lane in member.lanes)
+    # The last one there is goes on: a lost job is dear, but without any worker all jobs are lost.
+    if member.active and others and len(member.lost) >= state.limits.quarantine:
         _quarantine(state, member, actions)
     _place(state, life.lane, actions)
     _fill(state, member, actions)

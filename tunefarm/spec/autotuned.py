@@ -6,6 +6,7 @@ Known by their attributes, so Triton need not be imported. Facts of `triton/runt
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -115,7 +116,7 @@ def layers(kernel: Any) -> list[Any]:
     chain = [kernel]
     while getattr(chain[-1], "fn", None) is not function and hasattr(chain[-1], "fn"):
         chain.append(chain[-1].fn)
-    if not hasattr(chain[-1], "fn") or not hasattr(chain[-1], "params"):
+    if not hasattr(chain[-1], "fn") or not (hasattr(chain[-1], "params") or hasattr(chain[-1], "arg_names")):
         raise SpecError(
             f"{getattr(kernel, '__name__', kernel)!r} is not a Triton kernel", hint="decorate it with @triton.jit"
         )
@@ -134,11 +135,12 @@ def signature_of(kernel: Any) -> Signature:
         SpecError: it is no jitted kernel, or one that no worker can import.
     """
     chain = layers(kernel)
-    params = chain[-1].params
+    params = inspect.signature(chain[-1].fn).parameters.values()
     return Signature(
         kernel=chain[-1].fn.__name__,
         arguments=tuple(p.name for p in params),
-        constexprs=tuple(p.name for p in params if p.is_constexpr),
+        # By annotation, as Triton does; under TRITON_INTERPRET=1 a kernel has no parameters of its own to ask.
+        constexprs=tuple(p.name for p in params if "constexpr" in str(p.annotation)),
         computed=tuple(name for layer in chain if _is_heuristics(layer) for name in layer.values),
     )
 
