@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import click
@@ -9,6 +10,9 @@ import pytest
 import typer
 
 from tunefarm.cli.app import app
+from tunefarm.cli.opening import open_experiment
+from tunefarm.device import nominal
+from tunefarm.plan import Target, plan
 from tunefarm.spec.experiment import load_experiment
 
 ROOT = Path(__file__).parents[1]
@@ -57,6 +61,14 @@ def test_the_experiment_without_python_loads(tmp_path):
     experiment = load_experiment(path)
     assert len(experiment.problems) == 2
     assert len(block.strip().splitlines()) <= 10
+
+
+def test_the_experiment_with_a_workload_of_ones_own_plans(tmp_path):
+    (block,) = re.findall(r"```text\n(name: softmax\n.*?)```", README, flags=re.DOTALL)
+    shutil.copytree(ROOT / "experiments" / "kernels", tmp_path / "kernels")
+    (tmp_path / "experiment.yaml").write_text(block)
+    studies = plan(open_experiment(tmp_path / "experiment.yaml"), [Target(device=nominal("sm_90"))])
+    assert [len(study.candidates) > 20 for study in studies] == [True, True]
 
 
 def test_the_tree_names_what_is_there():
