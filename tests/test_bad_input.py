@@ -136,7 +136,7 @@ PLACES = [
     Mistake(name="no GPU though asked for", arguments=("sweep", "experiment.yaml", *REPLAY, "--meter", "gpu"),
             says=r"experiment.yaml:1: devices: nothing to measure with"),
     Mistake(name="landscape missing", arrange=lambda folder: (folder / "recording.json.gz").unlink(),
-            says=r"recording.json.gz: no such file"),
+            says=r"experiment.yaml:1: devices\[0\].landscape: recording.json.gz: no such file \(record it with"),
     Mistake(name="landscape stale", arrange=with_landscape(KERNEL.replace("BLOCK + tl", "BLOCK + 0 + tl")),
             says=r"recording.json.gz: records kernel fill_kernel with source hash .*\(the kernel has changed"),
     Mistake(name="landscape damaged", arrange=damaged, says=r"recording.json.gz: .*(archive|cannot be read)"),

@@ -93,6 +93,12 @@ def _targets_of(
     if found and meter != "replay":
         return [Target(device=device, meter="gpu") for device in dict.fromkeys(found)]
     if spec.landscape is not None and meter != "gpu":
+        if not spec.landscape.exists():
+            raise experiment.error(
+                f"devices[{position}].landscape",
+                f"{spec.landscape}: no such file",
+                "record it with `tunefarm record` on a GPU, or leave the key out",
+            )
         recording = landscapes.load_cached(str(spec.landscape))
         if recording.device.arch != spec.arch:
             raise experiment.error(

@@ -3,7 +3,8 @@
     python experiments/benchmarks/autotune.py experiments/softmax.yaml [--problems N]
 
 `triton.autotune` compiles and benchmarks inside the process that holds the GPU, so its GPU-held time is its wall time;
-ours runs from a measuring process's first job to its last, its start-up shown apart. Each side starts with empty
+ours runs from a measuring process's first job to its last, its start-up shown apart (the short process that asks the
+GPU what it is, before anything is compiled, is not counted). Each side starts with empty
 caches, one after the other, on this machine.
 """
 
