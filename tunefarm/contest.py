@@ -38,11 +38,13 @@ class Want:
         builds: configs that must be compiled.
         questions: to be measured.
         ahead: configs worth compiling meanwhile; nobody waits for them.
+        essential: the builds are wanted though the budget is spent, as for finals.
     """
 
     builds: tuple[Config, ...] = ()
     questions: tuple[Question, ...] = ()
     ahead: tuple[Config, ...] = ()
+    essential: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,15 +157,13 @@ class Contest:
 
     # ---- build ----
 
-    def _build(self, search: StudySearch, numbers: Iterable[int]) -> Steps:
+    def _build(self, search: StudySearch, numbers: Iterable[int], *, essential: bool = False) -> Steps:
         """Compiles candidates, and tells the search of those that cannot run and of those that are equal."""
         trials = search.trials
         wanted = [n for n in numbers if trials[n].outcome is Outcome.OK and trials[n].build is None]
-        missing = [
-            trials[n].config for n in wanted if trials[n].config not in self._built and not self._known(trials[n])
-        ]
-        if missing:
-            got = yield Want(builds=tuple(missing))
+        unbuilt = [trials[n] for n in wanted if trials[n].config not in self._built]
+        if missing := [trial.config for trial in unbuilt if not self._known(trial)]:
+            got = yield Want(builds=tuple(missing), essential=essential)
             self._spent = got.spent
             for built in got.built:
                 self._built[built.config] = built
@@ -312,7 +312,7 @@ class Contest:
             self._reference_ms = known["reference_ms"]
             told = [answer_from_json(n, data) for n, data in zip(numbers, known["measurements"], strict=True)]
         else:
-            yield from self._build(search, numbers)
+            yield from self._build(search, numbers, essential=True)
             told = yield from self._hold_finals(search, numbers)
             self.minutes.note(
                 "finals", configs=configs, measurements=[answer_to_json(a) for a in told],

@@ -232,7 +232,7 @@ class Sweep:
 
     def _leave_unbuilt(self) -> list[_Desk]:
         """Desks that wait for builds which nobody will measure any more, freed of that."""
-        left = [desk for desk in self._desks if desk.waiting and not desk.questions]
+        left = [desk for desk in self._desks if desk.waiting and not desk.questions and not desk.want.essential]
         for desk in left:
             for job_id in desk.waiting:
                 self._by_job[job_id].remove(desk)
