@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tunefarm.bench.legality import unfit
 from tunefarm.bench.meter import Answer, Answers, Candidate, Question, answer_from_json, answer_to_json
 from tunefarm.bench.worker import Built
 from tunefarm.config import Config
@@ -186,12 +185,8 @@ class Contest:
         return True
 
     def _after_build(self, trial: Trial) -> Trial:
-        built = self._built[trial.config]
-        failure, outcome = built.failure, built.outcome
-        if built.build is not None and failure is None:
-            failure = unfit(built.build, self.planned.study.device)
-            outcome = Outcome.OUT_OF_RESOURCES if failure else Outcome.OK
-        return dataclasses.replace(trial, build=built.build, outcome=outcome, failure=failure)
+        built = self._built[trial.config].judged(self.planned.study.device)
+        return dataclasses.replace(trial, build=built.build, outcome=built.outcome, failure=built.failure)
 
     @property
     def _num_built(self) -> int:

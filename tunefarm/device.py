@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -61,6 +62,35 @@ class Device:
     def key(self) -> str:
         """Identity for matching: everything but memory size, bandwidth and whether it was live."""
         return f"{self.vendor}/{self.arch}/{self.name}/{self.num_sms}" + (f"/{self.mig}" if self.mig else "")
+
+    @classmethod
+    def of_driver(cls, properties: Any, *, is_amd: bool) -> Device:
+        """The identity of a live GPU.
+
+        Args:
+            properties: what `torch.cuda.get_device_properties` says of it.
+            is_amd: whether this torch drives AMD GPUs; they go by another name there.
+        """
+        p = properties
+        mig = re.search(r"MIG (\S+)", p.name)
+        # Drivers that no longer tell give 0, and 0 is never taken for equal.
+        clock_khz, bus_bits = getattr(p, "memory_clock_rate", 0), getattr(p, "memory_bus_width", 0)
+        return cls(
+            vendor="amd" if is_amd else "nvidia",
+            arch=p.gcnArchName if is_amd else f"sm_{p.major}{p.minor}",
+            name=p.name,
+            num_sms=p.multi_processor_count,
+            shared_bytes=int(getattr(p, "shared_memory_per_block_optin", 0) or p.shared_memory_per_block),
+            l2_bytes=int(p.L2_cache_size),
+            memory_bytes=int(p.total_memory),
+            # Double data rate: two transfers a clock.
+            bandwidth_gbps=round(2 * clock_khz * bus_bits / 8 / 1e6, 1),
+            registers=int(getattr(p, "regs_per_multiprocessor", 65536)),
+            warp_size=int(p.warp_size),
+            max_threads=int(getattr(p, "max_threads_per_block", 1024)),
+            mig=mig.group(1) if mig else "",
+            live=True,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The form that files hold."""

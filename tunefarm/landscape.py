@@ -94,6 +94,26 @@ class Landscape:
         """The recording of exactly this problem, or None."""
         return next((r for r in self.problems if r.problem == problem), None)
 
+    def get(self, problem: Problem, file: str) -> Recorded:
+        """The recording of exactly this problem.
+
+        Args:
+            problem: what to look for.
+            file: where this landscape was read, for the message.
+
+        Raises:
+            LandscapeError: it was not recorded.
+        """
+        recorded = self.find(problem)
+        if recorded is None:
+            known = "; ".join(r.problem.label for r in self.problems)
+            raise LandscapeError(
+                f"does not hold problem {problem.label}",
+                file=file,
+                hint=f"it holds {known}; record this one with `tunefarm record` on a GPU",
+            )
+        return recorded
+
 
 def dumps(landscape: Landscape) -> bytes:
     """The canonical gzipped bytes of a landscape."""

@@ -141,13 +141,7 @@ def check_landscape(target: Target, workload: Workload, problems: Iterable[Probl
             hint="the kernel has changed since: record it again with `tunefarm record` on a GPU",
         )
     for problem in problems:
-        if recording.find(problem) is None:
-            known = "; ".join(recorded.problem.label for recorded in recording.problems)
-            raise LandscapeError(
-                f"does not hold problem {problem.label}",
-                file=target.landscape,
-                hint=f"it holds {known}; record this one with `tunefarm record` on a GPU",
-            )
+        recording.get(problem, target.landscape)
 
 
 def plan(resolved: Resolved, targets: Sequence[Target]) -> list[PlannedStudy]:
@@ -222,7 +216,7 @@ def _plan_study(resolved: Resolved, target: Target, spec: ProblemSpec) -> Planne
         default=default,
         num_points=points.total,
         removed=FrozenMap(removed),
-        unused=_unused(resolved, candidates),
+        unused=resolved.space.unused(candidates),
         num_bytes=_estimate(workload, "num_bytes", variables),
         flops=_estimate(workload, "flops", variables),
     )  # fmt: skip
@@ -274,16 +268,6 @@ def _with_untuned(configs: Sequence[Config], default: Config | None) -> tuple[Co
         Config(params=FrozenMap(default.params, **config.params), options=FrozenMap(default.options, **config.options))
         for config in configs
     )
-
-
-def _unused(resolved: Resolved, candidates: Sequence[Config]) -> tuple[tuple[str, Value], ...]:
-    used = {(name, value) for config in candidates for name, value in config.flat.items()}
-    return tuple(
-        (name, value)
-        for name, values in resolved.space.domain.items()
-        for value in values
-        if (name, value) not in used
-    )  # fmt: skip
 
 
 def _estimate(workload: Workload, what: str, variables: FrozenMap[Value]) -> float:

@@ -7,7 +7,6 @@ import functools
 import random
 from collections.abc import Callable, Iterable, Sequence
 
-from tunefarm.bench.legality import unfit
 from tunefarm.bench.meter import Answer, Answers, Candidate, Question
 from tunefarm.bench.worker import Built, measure
 from tunefarm.builds import BuildBoard
@@ -160,9 +159,7 @@ def _measure_all(
 def _built(study: PlannedStudy, board: BuildBoard, config: Config) -> Built:
     built = board.find(board.slot(study, config), config)
     assert built is not None
-    if built.build is not None and (failure := unfit(built.build, study.study.device)):
-        return Built(config=config, build=built.build, outcome=Outcome.OUT_OF_RESOURCES, failure=failure)
-    return built
+    return built.judged(study.study.device)
 
 
 def _question(

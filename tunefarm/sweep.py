@@ -104,7 +104,6 @@ class Sweep:
         self._by_job: dict[str, list[_Desk]] = {}
         self._building: set[str] = set()
         self._num_questions = 0
-        self.results: list[StudyResult] = []
 
     @property
     def notices(self) -> list[str]:
@@ -147,8 +146,7 @@ class Sweep:
             for desk in ready:
                 self._resume(desk, self._got(desk), ended)
             self._watcher.moved(self._board, self.contests)
-        self.results = [ended[id(desk)] for desk in self._desks]
-        return self.results
+        return [ended[id(desk)] for desk in self._desks]
 
     def _resume(self, desk: _Desk, got: Got | None, ended: dict[int, StudyResult]) -> None:
         """Lets a contest go on until it waits for somebody, or has ended."""

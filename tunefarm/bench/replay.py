@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from tunefarm.bench.meter import Answer, Candidate, Question
 from tunefarm.config import Config
-from tunefarm.errors import LandscapeError
 from tunefarm.landscape import Entry, Recorded, load_cached
 from tunefarm.trial import FINAL, Failure, Measurement, Outcome
 
@@ -36,15 +35,7 @@ class LandscapeMeter:
         Raises:
             LandscapeError: it was not recorded.
         """
-        recording = load_cached(question.landscape)
-        recorded = recording.find(question.problem)
-        if recorded is None:
-            known = "; ".join(r.problem.label for r in recording.problems)
-            raise LandscapeError(
-                f"does not hold problem {question.problem.label}",
-                file=question.landscape,
-                hint=f"it holds {known}; record this one with `tunefarm record` on a GPU",
-            )
+        recorded = load_cached(question.landscape).get(question.problem, question.landscape)
         if recorded is not self._recorded:
             self._recorded, self.reference_ms = recorded, recorded.reference_ms
             self._entries = {entry.config: entry for entry in recorded.entries}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import platform
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,26 +25,8 @@ def live_device(index: int = 0) -> Device:
 
     if not torch.cuda.is_available():
         raise InfrastructureError("no CUDA device is visible to this process", hint="see `tunefarm doctor`")
-    p = torch.cuda.get_device_properties(index)
     is_amd = getattr(torch.version, "hip", None) is not None
-    mig = re.search(r"MIG (\S+)", p.name)
-    clock_khz, bus_bits = getattr(p, "memory_clock_rate", 0), getattr(p, "memory_bus_width", 0)
-    return Device(
-        vendor="amd" if is_amd else "nvidia",
-        arch=p.gcnArchName if is_amd else f"sm_{p.major}{p.minor}",
-        name=p.name,
-        num_sms=p.multi_processor_count,
-        shared_bytes=int(getattr(p, "shared_memory_per_block_optin", 0) or p.shared_memory_per_block),
-        l2_bytes=int(p.L2_cache_size),
-        memory_bytes=int(p.total_memory),
-        # Double data rate: two transfers a clock.
-        bandwidth_gbps=round(2 * clock_khz * bus_bits / 8 / 1e6, 1),
-        registers=int(getattr(p, "regs_per_multiprocessor", 65536)),
-        warp_size=int(p.warp_size),
-        max_threads=int(getattr(p, "max_threads_per_block", 1024)),
-        mig=mig.group(1) if mig else "",
-        live=True,
-    )
+    return Device.of_driver(torch.cuda.get_device_properties(index), is_amd=is_amd)
 
 
 def toolchain() -> FrozenMap[str]:

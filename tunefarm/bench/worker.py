@@ -18,6 +18,7 @@ from tunefarm.bench import telemetry
 from tunefarm.bench.build import Artifact, build_key, compile_launch
 from tunefarm.bench.gpu import GpuMeter, Poisoned
 from tunefarm.bench.launch import learn
+from tunefarm.bench.legality import unfit
 from tunefarm.bench.meter import Answer, Answers, Meter, Question
 from tunefarm.bench.replay import LandscapeMeter
 from tunefarm.bench.tensors import make_inputs
@@ -65,6 +66,13 @@ class Built:
     artifact: Artifact | None = None
     outcome: Outcome = Outcome.OK
     failure: Failure | None = None
+
+    def judged(self, device: Device) -> Built:
+        """The same with the verdict of a device that the build may be too large for."""
+        if self.build is None or self.failure is not None:
+            return self
+        failure = unfit(self.build, device)
+        return dataclasses.replace(self, outcome=Outcome.OUT_OF_RESOURCES, failure=failure) if failure else self
 
 
 def build(request: BuildRequest) -> tuple[Built, ...]:

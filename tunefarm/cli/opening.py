@@ -112,11 +112,7 @@ def _probe(visible: Sequence[str]) -> list[Device]:
 
 
 def live_devices(fleet: Fleet) -> list[Device]:
-    """The GPUs that a fleet's workers hold.
-
-    Raises:
-        InfrastructureError: two of one kind differ in what they report.
-    """
+    """The GPUs that a fleet's workers hold."""
     return [worker.device for worker in fleet.workers if worker.device is not None]
 
 

@@ -124,7 +124,6 @@ class Progress:
         self._bars: Any = None
         self._builds: Any = None
         self._studies: Any = None
-        self._open = 0
 
     def __enter__(self) -> Progress:
         if not self._quiet:

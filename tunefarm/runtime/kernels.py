@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -121,21 +120,5 @@ def live_device(index: int) -> Device:
     """
     import torch
 
-    seen = torch.cuda.get_device_properties(index)
-    mig = re.search(r"MIG (\S+)", seen.name)
-    # kHz times bits, twice per clock; drivers that no longer tell give 0, and 0 is never taken for equal.
-    rate = getattr(seen, "memory_clock_rate", 0) * getattr(seen, "memory_bus_width", 0) * 2 / 8 / 1e6
-    amd = getattr(torch.version, "hip", None) is not None
-    return Device(
-        vendor="amd" if amd else "nvidia",
-        arch=seen.gcnArchName if amd else f"sm_{seen.major}{seen.minor}",
-        name=seen.name,
-        num_sms=seen.multi_processor_count,
-        shared_bytes=getattr(seen, "shared_memory_per_block_optin", 0) or seen.shared_memory_per_block,
-        l2_bytes=seen.L2_cache_size,
-        memory_bytes=seen.total_memory,
-        bandwidth_gbps=round(rate, 1),
-        warp_size=seen.warp_size,
-        mig=mig.group(1) if mig else "",
-        live=True,
-    )
+    is_amd = getattr(torch.version, "hip", None) is not None
+    return Device.of_driver(torch.cuda.get_device_properties(index), is_amd=is_amd)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -106,13 +106,14 @@ class SearchSpace:
             raise SpecError(
                 f"leaves more than {MAX_CONFIGS} configs", file=self.file, key="space", hint="add constraints"
             )
-        used = {name: {config.flat.get(name) for config in configs} for name in domain}
-        unused = tuple(
-            (name, v) for name, values in domain.items() for v in values if not configs or v not in used[name]
-        )
         total = len(self.listed) or math.prod(len(values) for values in domain.values())
-        texts = [constraint.text for constraint in self.constraints]
-        return Points(total=total, configs=configs, removed=FrozenMap(zip(texts, removed, strict=True)), unused=unused)
+        counts = FrozenMap(zip((constraint.text for constraint in self.constraints), removed, strict=True))
+        return Points(total=total, configs=configs, removed=counts, unused=self.unused(configs))
+
+    def unused(self, configs: Iterable[Config]) -> tuple[tuple[str, Value], ...]:
+        """The (name, value) pairs of the domain that none of some configs has."""
+        used = {pair for config in configs for pair in config.flat.items()}
+        return tuple((name, v) for name, values in self.domain.items() for v in values if (name, v) not in used)
 
     def _judge_listed(self, known: Mapping[str, Value], removed: list[int]) -> Iterator[Config]:
         for config in self.listed:
