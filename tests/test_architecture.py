@@ -43,7 +43,8 @@ HOUSE = """
     spec.autotuned
     spec.workload
     spec.sections
-    spec.experiment         yaml*
+    spec.tree               yaml*
+    spec.experiment
     spec.schema
 
     bench
@@ -58,6 +59,7 @@ HOUSE = """
     bench.meter
     bench.replay
     bench.loaded            torch triton
+    bench.sampling          torch
     bench.gpu               torch
     bench.worker            triton
 
@@ -111,6 +113,9 @@ HOUSE = """
     dispatch
     builds
     minutes
+    wants
+    tally
+    finals
     contest
     sweep
     recording
@@ -129,7 +134,20 @@ HOUSE = """
 """
 WINGS = ("spec", "bench", "search", "schedule", "fleet", "record", "runtime", "inductor", "interop", "profile")
 # The story: it knows all wings.
-EVERYONE = ("plan", "builds", "dispatch", "minutes", "contest", "sweep", "recording", "cli", ".")
+EVERYONE = (
+    "plan",
+    "builds",
+    "dispatch",
+    "minutes",
+    "wants",
+    "tally",
+    "finals",
+    "contest",
+    "sweep",
+    "recording",
+    "cli",
+    ".",
+)
 OPEN = "spec"  # the wing that others may see
 HEAVY = {
     "torch",

@@ -56,6 +56,9 @@ inputs:
   ids: {shape: [M], dtype: i32, init: uniform, low: 0, high: 8}
   factor: {value: 1e-3}
 vars: {LIMIT: 4096}
+checks:
+  - {M: cdiv(M, 2), dtype: fp16}
+  - {inputs: {x: {strides: [M, 1], offset: 3, special: on}}}
 problems:
   - {M: [256, 512], N: [1e3, 2000], dtype: bf16, weight: 0.5}
   - {M: 0, N: 64, dtype: fp32}
@@ -225,7 +228,14 @@ BAD = [
     (HEAD + "search: {sampler: tpee}\n", "search.sampler", 5, "did you mean 'tpe'"),
     (HEAD + "budget: {trials: 0}\n", "budget.trials", 5, "at least 1"),
     (HEAD + "budget:\n", "budget", 5, "a mapping belongs here, not nothing"),
-    (HEAD + "timer: graph\n", "timer", 5, "not offered yet.*cold"),
+    (HEAD + "timer: warm\n", "timer", 5, "cold, hot, graph"),
+    (HEAD + "checks: [{}]\n", "checks[0]", 5, "is empty"),
+    (HEAD + "checks: [{M: []}]\n", "checks[0].M", 5, "a single value"),
+    (HEAD + "checks: [{M: M -}]\n", "checks[0].M", 5, "M -"),
+    (HEAD + "checks: [{M: 1}, {M: 1}]\n", "checks[1]", 5, "listed twice"),
+    (HEAD + "checks:\n  - inputs: {x: {ofset: 1}}\n", "checks[0].inputs.x.ofset", 6, "did you mean 'offset'"),
+    (HEAD + "checks:\n  - inputs: {x: {offset: -1}}\n", "checks[0].inputs.x.offset", 6, "a size belongs here"),
+    (HEAD + "accept: {one_config_over: M}\n", "accept.one_config_over", 5, r"write \[M\]"),
     (HEAD + "accept: {same_bits: maybe}\n", "accept.same_bits", 5, "no, repeat, default"),
     (HEAD + "space: {}\n", "space", 5, "is empty"),
     (HEAD + "space:\n  BLOCK: []\n", "space.BLOCK", 6, "is empty"),
@@ -392,3 +402,39 @@ def test_import_failure_keeps_the_line_of_the_users_file(write):
     write("\n\nraise RuntimeError('Found no NVIDIA driver on your system')\n", "kernels.py")
     error = refused(write, HEAD, "workload", "RuntimeError: Found no NVIDIA driver.*inside a function")
     assert error.file.endswith("kernels.py:3")
+
+
+# ---- checks ----
+
+
+def test_checks_differ_from_the_problem_where_they_say_so(write):
+    experiment = load_experiment(write(FULL))
+    tail, layout = experiment.checks
+    problem = experiment.problems[0].variables
+    assert dict(tail.values(problem)) == {**problem, "M": 128, "dtype": "fp16"}
+    assert layout.values(problem) == problem
+    changed = layout.changed({"x": TensorSpec(shape=(8, 4)), "n": ScalarSpec(value=1)})
+    assert changed is not None
+    spec = changed["x"]
+    assert isinstance(spec, TensorSpec)
+    assert (spec.shape, spec.special, spec.offset) == ((8, 4), True, 3)
+    assert tail.label == "M=cdiv(M, 2), dtype=fp16"
+    assert layout.label == "x strides=[M, 1], x offset=3, x special=True"
+
+
+BAD_CHECKS = [
+    ("checks: [{M: N - 1}]", "checks[0].M", "'N' is no variable of problem"),
+    ("checks: [{M: 1.5}]", "checks[0]", "whole number"),
+    ("checks: [{inputs: {y: {offset: 1}}}]", "checks[0]", "'y' is no input"),
+    ("checks: [{inputs: {x: {strides: [1, 1]}}}]", "checks[0]", "2 strides for 1 sizes"),
+    ("accept: {one_config_over: [N]}", "accept.one_config_over", "'N' is no variable of problem"),
+]
+
+
+@pytest.mark.parametrize(("text", "key", "says"), BAD_CHECKS, ids=[row[0] for row in BAD_CHECKS])
+def test_checks_are_held_against_workload_and_problems(write, text, key, says):
+    path = write(HEAD + "space: {BLOCK: [64], ROWS: [1]}\n" + text + "\n")
+    with pytest.raises(SpecError, match=says) as caught:
+        resolve(load_experiment(path), OPTIONS, "3.7")
+    assert caught.value.key == key
+    assert path.name in caught.value.file

@@ -133,7 +133,7 @@ def measure(question: Question) -> Answers | Retire:
         for answer in meter.measure(question.candidates, question):
             answers.append(answer)
     except Poisoned as e:
-        answers.append(e.args[0])
+        answers += [e.args[0]] if e.args[0] is not None else []
         poisoned = True
     result = Answers(
         answers=tuple(answers),
