@@ -57,7 +57,7 @@ inputs:
   factor: {value: 1e-3}
 vars: {LIMIT: 4096}
 checks:
-  - {M: cdiv(M, 2), dtype: fp16}
+  - {M: "cdiv(M, 2)", dtype: fp16}
   - {inputs: {x: {strides: [M, 1], offset: 3, special: on}}}
 problems:
   - {M: [256, 512], N: [1e3, 2000], dtype: bf16, weight: 0.5}
