@@ -57,6 +57,7 @@ HOUSE = """
     bench.telemetry         torch pynvml
     bench.meter
     bench.replay
+    bench.faults            torch
     bench.loaded            torch triton
     bench.gpu               torch
     bench.worker            triton

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tunefarm.bench.faults import Mislaunched, failed
 from tunefarm.bench.launch import Launch, call, intercept
 from tunefarm.bench.loaded import Loaded, load_kernel
 from tunefarm.bench.meter import NUM_WARMUP, Answer, Candidate, Question
@@ -26,14 +27,6 @@ FLUSH_BYTES = 256 << 20
 """Written before each cold sample: several times the L2 of any GPU we know."""
 NUM_REFERENCE, MAX_REFERENCE_MS = 9, 500.0
 """Samples of the reference, and the sum of their durations after which there are no more."""
-
-
-class Poisoned(Exception):
-    """The CUDA context is lost; nothing more can be measured in this process."""
-
-
-class Mislaunched(Exception):
-    """The launch differs from the one that the machine code was compiled for."""
 
 
 class GpuMeter:
@@ -133,7 +126,7 @@ class GpuMeter:
             durations = loaded.durations_ms()
             loaded.reset()
         except Exception as e:
-            return _failed(candidate, e)
+            return failed(candidate.number, e)
         return _timed(candidate, question, durations, time.perf_counter() - started)
 
     def _interleaved(self, candidates: Sequence[Candidate], question: Question) -> Iterator[Answer]:
@@ -156,7 +149,7 @@ class GpuMeter:
                     loaded.sample(self._buffer)
                 except Exception as e:
                     order.remove(number)
-                    yield _failed(candidate, e)
+                    yield failed(candidate.number, e)
         durations: dict[int, list[float]] = {}
         for number in sorted(order):
             candidate, loaded = running[number]
@@ -164,7 +157,7 @@ class GpuMeter:
                 durations[number] = loaded.durations_ms()
                 loaded.reset()
             except Exception as e:
-                yield _failed(candidate, e)
+                yield failed(candidate.number, e)
         share = (time.perf_counter() - started) / max(1, len(running))
         for number, taken in durations.items():
             yield _timed(running[number][0], question, taken, share)
@@ -190,7 +183,7 @@ class GpuMeter:
         except TunefarmError:
             raise
         except Exception as e:
-            return _failed(candidate, e)
+            return failed(candidate.number, e)
         return loaded
 
     def _check(self, outputs: Any, question: Question) -> Failure | None:
@@ -276,42 +269,3 @@ def _timed(candidate: Candidate, question: Question, durations: Sequence[float],
         rung=question.rung, source=MEASURED, busy_s=busy_s,
     )  # fmt: skip
     return Answer(number=candidate.number, measurement=measurement)
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def _failed(candidate: Candidate, error: Exception) -> Answer:
-    """What an exception says about the candidate.
-
-    Raises:
-        Poisoned: it also says that this process is lost.
-    """
-    import torch
-
-    outcome, stage = _blame(error)
-    # Strings only: an exception would keep its frames, and they the tensors, alive.
-    failure = Failure(stage=stage, kind=type(error).__name__, message=_first_line(error)[:400])
-    answer = Answer(number=candidate.number, outcome=outcome, failure=failure)
-    try:
-        torch.cuda.synchronize()
-    except Exception:
-        raise Poisoned(answer) from None
-    return answer
-
-
-def _blame(error: Exception) -> tuple[Outcome, str]:
-    """How a candidate ended that raised this, and at which stage."""
-    import torch
-
-    text = str(error)
-    if isinstance(error, torch.cuda.OutOfMemoryError) or "out of memory" in text:
-        return Outcome.DEVICE_OOM, "launch"
-    if type(error).__name__ == "OutOfResources":
-        return Outcome.OUT_OF_RESOURCES, "load"
-    if "illegal memory access" in text or "misaligned address" in text:
-        return Outcome.ILLEGAL_ACCESS, "launch"
-    if isinstance(error, Mislaunched) or "CUDA" in text or "Triton Error" in text:
-        return Outcome.LAUNCH_ERROR, "launch"
-    return Outcome.USER_ERROR, "launch"
