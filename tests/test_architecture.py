@@ -21,6 +21,7 @@ PACKAGE = ROOT / "tunefarm"
 # (third-party packages) that it may import; with a star, at module level.
 HOUSE = """
     errors
+    will
     frozen
     config
     problem
