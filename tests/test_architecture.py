@@ -21,6 +21,7 @@ PACKAGE = ROOT / "tunefarm"
 # (third-party packages) that it may import; with a star, at module level.
 HOUSE = """
     errors
+    will
     frozen
     config
     problem
@@ -58,6 +59,7 @@ HOUSE = """
     bench.telemetry         torch pynvml
     bench.meter
     bench.replay
+    bench.faults            torch
     bench.loaded            torch triton
     bench.sampling          torch
     bench.gpu               torch

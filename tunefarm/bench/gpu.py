@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from tunefarm.bench.faults import Mislaunched, failed
 from tunefarm.bench.launch import Launch, call, intercept
 from tunefarm.bench.loaded import Loaded, load_kernel
 from tunefarm.bench.meter import NUM_WARMUP, Answer, Candidate, Question
-from tunefarm.bench.sampling import alone, in_turn
+from tunefarm.bench.sampling import Faulted, alone, in_turn
 from tunefarm.bench.tensors import checksums, explained, make_inputs
 from tunefarm.bench.verify import (
     Tolerance,
@@ -40,14 +41,6 @@ NUM_REFERENCE, MAX_REFERENCE_MS = 9, 500.0
 
 NUM_REPEATS = 2
 """Calls that must give the same bits as the first, where that is asked for."""
-
-
-class Poisoned(Exception):
-    """The CUDA context is lost; nothing more can be measured in this process."""
-
-
-class Mislaunched(Exception):
-    """The launch differs from the one that the machine code was compiled for."""
 
 
 class GpuMeter:
@@ -173,7 +166,7 @@ class GpuMeter:
         try:
             durations = alone(loaded, question, self._buffer)
         except Exception as e:
-            return _failed(candidate, e)
+            return failed(candidate.number, e)
         return _timed(candidate, question, durations, time.perf_counter() - started)
 
     def _interleaved(self, candidates: Sequence[Candidate], question: Question) -> Iterator[Answer]:
@@ -188,14 +181,11 @@ class GpuMeter:
             else:
                 others = {**loaded.arguments, **others}
                 running[candidate.number] = loaded
-        by_number = {candidate.number: candidate for candidate in candidates if candidate.number in running}
+        by_number = {candidate.number: candidate for candidate in candidates}
         try:
             durations = in_turn(running, question, self._buffer)
-        except Exception as e:
-            if len(running) > 1:
-                # Errors arrive late: whoever runs when one does need not have caused it.
-                raise Poisoned(None) from None
-            yield from (_failed(candidate, e) for candidate in by_number.values())
+        except Faulted as e:
+            yield failed(e.number, e.error, alone=len(running) == 1)
             return
         share = (time.perf_counter() - started) / max(1, len(running))
         for number, taken in durations.items():
@@ -231,7 +221,7 @@ class GpuMeter:
         except TunefarmError:
             raise
         except Exception as e:
-            return _failed(candidate, e)
+            return failed(candidate.number, e)
 
     def _check(self, candidate: Candidate, outputs: Any, question: Question) -> Failure | None:
         if self._expected is not None and (failure := mismatch(outputs, self._expected, self._tolerance)):
@@ -329,42 +319,3 @@ def _timed(candidate: Candidate, question: Question, durations: Sequence[float],
         rung=question.rung, source=MEASURED, busy_s=busy_s,
     )  # fmt: skip
     return Answer(number=candidate.number, measurement=measurement)
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def _failed(candidate: Candidate, error: Exception) -> Answer:
-    """What an exception says about the candidate.
-
-    Raises:
-        Poisoned: it also says that this process is lost.
-    """
-    import torch
-
-    outcome, stage = _blame(error)
-    # Strings only: an exception would keep its frames, and they the tensors, alive.
-    failure = Failure(stage=stage, kind=type(error).__name__, message=_first_line(error)[:400])
-    answer = Answer(number=candidate.number, outcome=outcome, failure=failure)
-    try:
-        torch.cuda.synchronize()
-    except Exception:
-        raise Poisoned(answer) from None
-    return answer
-
-
-def _blame(error: Exception) -> tuple[Outcome, str]:
-    """How a candidate ended that raised this, and at which stage."""
-    import torch
-
-    text = str(error)
-    if isinstance(error, torch.cuda.OutOfMemoryError) or "out of memory" in text:
-        return Outcome.DEVICE_OOM, "launch"
-    if type(error).__name__ == "OutOfResources":
-        return Outcome.OUT_OF_RESOURCES, "load"
-    if "illegal memory access" in text or "misaligned address" in text:
-        return Outcome.ILLEGAL_ACCESS, "launch"
-    if isinstance(error, Mislaunched) or "CUDA" in text or "Triton Error" in text:
-        return Outcome.LAUNCH_ERROR, "launch"
-    return Outcome.USER_ERROR, "launch"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from tunefarm.bench.loaded import Loaded
@@ -15,6 +16,19 @@ if TYPE_CHECKING:
 
 CHUNK = 10
 """Samples taken at a time beyond the least, before it is asked again whether they are enough."""
+
+
+class Faulted(Exception):
+    """A sample by turns failed.
+
+    Attributes:
+        number: of the candidate whose turn it was.
+        error: what it raised.
+    """
+
+    def __init__(self, number: int, error: Exception) -> None:
+        super().__init__(number, error)
+        self.number, self.error = number, error
 
 
 def alone(loaded: Loaded, question: Question, flush: torch.Tensor) -> list[float]:
@@ -37,6 +51,9 @@ def in_turn(running: Mapping[int, Loaded], question: Question, flush: torch.Tens
     """Durations of several candidates, one sample of each in turn in an order drawn anew each round.
 
     Drift hits all alike, and so does what disturbs a round: the i-th samples belong together.
+
+    Raises:
+        Faulted: one of them failed; the others are not to blame, and must be asked again without it.
     """
     durations: dict[int, list[float]] = {number: [] for number in sorted(running)}
     order = list(durations)
@@ -46,13 +63,23 @@ def in_turn(running: Mapping[int, Loaded], question: Question, flush: torch.Tens
         for _ in range(left):
             shuffle(order)
             for number in order:
-                running[number].sample(flush)
+                with _blaming(number):
+                    running[number].sample(flush)
         for number, taken in durations.items():
-            taken += running[number].durations_ms()
+            with _blaming(number):
+                taken += running[number].durations_ms()
         left = _more(question, list(durations.values()))
     for loaded in running.values():
         loaded.renew()
     return durations
+
+
+@contextlib.contextmanager
+def _blaming(number: int) -> Iterator[None]:
+    try:
+        yield
+    except Exception as e:
+        raise Faulted(number, e) from None
 
 
 def is_precise(samples_ms: list[float], precision: float) -> bool:

@@ -16,7 +16,8 @@ from typing import Any
 
 from tunefarm.bench import telemetry
 from tunefarm.bench.build import Artifact, build_key, compile_launch
-from tunefarm.bench.gpu import GpuMeter, Poisoned
+from tunefarm.bench.faults import Poisoned
+from tunefarm.bench.gpu import GpuMeter
 from tunefarm.bench.launch import learn
 from tunefarm.bench.legality import unfit
 from tunefarm.bench.meter import Answer, Answers, Meter, Question
@@ -133,7 +134,7 @@ def measure(question: Question) -> Answers | Retire:
         for answer in meter.measure(question.candidates, question):
             answers.append(answer)
     except Poisoned as e:
-        answers += [e.args[0]] if e.args[0] is not None else []
+        answers += e.args
         poisoned = True
     result = Answers(
         answers=tuple(answers),

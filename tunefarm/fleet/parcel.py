@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tunefarm.errors import InfrastructureError
+from tunefarm.errors import InfrastructureError, WorkerLost
 from tunefarm.seams import Retire
+from tunefarm.will import Will
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,30 @@ class Reply:
     payload: bytes
     failed: bool = False
     retire: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """What a process says before it answers: the job's will as it now stands.
+
+    Attributes:
+        will: its pickle; only the driver opens it.
+        patience_s: how long the process may now be silent.
+    """
+
+    will: bytes
+    patience_s: float
+
+    @classmethod
+    def of(cls, will: Will, patience_s: float) -> Word:
+        """A will as it travels."""
+        return cls(will=pickle.dumps(will), patience_s=patience_s)
+
+
+def execute(lost: WorkerLost) -> Any:
+    """What a lost job leaves behind by its will."""
+    will: Will = pickle.loads(lost.will)
+    return will.execute(lost)
 
 
 def pack(job: Callable[[], Any]) -> bytes:
@@ -52,7 +77,8 @@ def perform(payload: bytes) -> Reply:
         value = job()
     except Exception as error:
         error.add_note("In the worker:\n" + traceback.format_exc().rstrip())
-        return _failure(error)
+        # Whatever is wrong with the machine may be wrong with this process alone.
+        return _failure(error, retire=isinstance(error, InfrastructureError))
     retire = isinstance(value, Retire)
     try:
         return Reply(payload=pickle.dumps(value.value if retire else value), retire=retire)
