@@ -62,6 +62,7 @@ HOUSE = """
     bench.faults            torch
     bench.loaded            torch triton
     bench.sampling          torch
+    bench.steady            torch
     bench.gpu               torch
     bench.worker            triton
 

@@ -242,6 +242,7 @@ class Contest:
             max_samples=0 if check else rung.max_samples,
             precision=rung.precision,
             interleaved=rung is FINALS and check is None,
+            fresh=rung is FINALS,
             timer=self.experiment.timer,
             atol=accept.atol,
             rtol=accept.rtol,

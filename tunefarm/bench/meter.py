@@ -58,6 +58,7 @@ class Question:
         max_samples: of each candidate, at most.
         precision: share of the median that half its 95 % interval may have before more samples are taken.
         interleaved: take one sample of each in turn, in random order, instead of all of one.
+        fresh: wants a process that has measured nothing but such questions.
         timer: how to time.
         same_bits: `repeat`: outputs must be equal bit by bit when repeated; `default`: to those of `baseline`; or `no`.
         baseline: the default, where its outputs are asked for.
@@ -77,6 +78,7 @@ class Question:
     max_samples: int = 0
     precision: float = 0.0
     interleaved: bool = False
+    fresh: bool = False
     timer: str = "cold"
     same_bits: str = "no"
     baseline: Candidate | None = None
