@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from tunefarm.bench import telemetry
 from tunefarm.bench.loaded import Loaded
 from tunefarm.errors import InfrastructureError
+from tunefarm.frozen import FrozenMap
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +60,34 @@ class Yardstick:
             for _ in range(NUM_READINGS):
                 work.sample(self._flush)
         return [statistics.median(work.durations_ms()) for work in self._work]
+
+
+class Watch:
+    """One GPU as the process that measures on it sees it."""
+
+    def __init__(self) -> None:
+        self._yardstick = Yardstick()
+        self._lock: IO[str] | None = None
+        self._since_s = 0.0
+
+    def begin(self) -> None:
+        """Before a question: takes the GPU, at the first one waiting for it.
+
+        Raises:
+            InfrastructureError: there is none, or another measuring process keeps it.
+        """
+        telemetry.require_gpu()
+        self._lock = self._lock or hold(telemetry.uuid())
+        if not self._since_s:
+            self._yardstick.drift()
+        self._since_s = time.time()
+
+    def end(self) -> FrozenMap[Any]:
+        """After a question: what was seen of the GPU, with `disturbed` where its times are not to be trusted."""
+        drift = self._yardstick.drift()
+        seen = FrozenMap(telemetry.sample(since_s=self._since_s), drift=round(drift, 4))
+        reason = disturbance(seen, drift)
+        return FrozenMap(seen, disturbed=reason) if reason else seen
 
 
 def disturbance(seen: Mapping[str, Any], drift: float) -> str:
