@@ -16,6 +16,7 @@ from farm import TOOLCHAIN, smooth
 from tunefarm.bench import faults, worker
 from tunefarm.bench.faults import failed
 from tunefarm.bench.meter import Answer, Answers, Candidate, Question
+from tunefarm.bench.tensors import explained
 from tunefarm.bench.worker import measure
 from tunefarm.config import Config
 from tunefarm.seams import Fleet, Retire, Worker
@@ -114,16 +115,17 @@ Deed = Callable[[], Any]
 
 
 class Perilous:
-    """A meter with times of a bowl, for candidates some of which do something first."""
+    """A meter with times of a bowl; some candidates, and some problems by their n, do something first."""
 
     reference_ms: float | None = 0.05
     notices: tuple[str, ...] = ()
 
-    def __init__(self, deeds: Mapping[Config, Deed]) -> None:
+    def __init__(self, deeds: Mapping[Any, Deed]) -> None:
         self._deeds = deeds
 
     def prepare(self, question: Question) -> None:
-        pass
+        with explained("input y of fill_kernel"):
+            self._deeds.get(question.variables["n"], lambda: None)()
 
     def measure(self, candidates: Sequence[Candidate], question: Question) -> Iterator[Answer]:
         for candidate in candidates:
@@ -143,7 +145,7 @@ class Perilous:
         pass
 
 
-def measure_perilously(deeds: Mapping[Config, Deed], roll: Path, question: Question) -> Any:
+def measure_perilously(deeds: Mapping[Any, Deed], roll: Path, question: Question) -> Any:
     """What a measuring worker does, with that meter and little patience; writes itself into the roll."""
     with roll.open("a") as file:
         file.write(f"{os.getpid()}\n")
