@@ -122,6 +122,6 @@ def test_patience_follows_the_builds_of_the_sweep_and_travels_late(
     assert sent() == BUILD_TIMEOUT_S
     for seconds, patience_s in ((0.5, BUILD_FLOOR_S), (4.0, 120.0), (0.1, 120.0), (60.0, BUILD_TIMEOUT_S)):
         made = Build(binary="", registers=1, spills=0, shared_bytes=0, build_s=seconds)
-        artifact = Artifact(binary="", cubin=b"", metadata="", specialization="")
+        artifact = Artifact(binary="", cubin=b"", metadata="{}", specialization="")
         board.put(f"{seconds}", Built(config=CONFIG, build=made, artifact=artifact))
         assert sent() == patience_s
