@@ -44,7 +44,8 @@ HOUSE = """
     spec.autotuned
     spec.workload
     spec.sections
-    spec.experiment         yaml*
+    spec.tree               yaml*
+    spec.experiment
     spec.schema
 
     bench
@@ -60,6 +61,8 @@ HOUSE = """
     bench.replay
     bench.faults            torch
     bench.loaded            torch triton
+    bench.sampling          torch
+    bench.steady            torch
     bench.gpu               torch
     bench.worker            triton
 
@@ -113,6 +116,9 @@ HOUSE = """
     dispatch
     builds
     minutes
+    wants
+    tally
+    finals
     contest
     sweep
     recording
@@ -131,7 +137,20 @@ HOUSE = """
 """
 WINGS = ("spec", "bench", "search", "schedule", "fleet", "record", "runtime", "inductor", "interop", "profile")
 # The story: it knows all wings.
-EVERYONE = ("plan", "builds", "dispatch", "minutes", "contest", "sweep", "recording", "cli", ".")
+EVERYONE = (
+    "plan",
+    "builds",
+    "dispatch",
+    "minutes",
+    "wants",
+    "tally",
+    "finals",
+    "contest",
+    "sweep",
+    "recording",
+    "cli",
+    ".",
+)
 OPEN = "spec"  # the wing that others may see
 HEAVY = {
     "torch",

@@ -38,7 +38,7 @@ from tunefarm.will import leave
 _BORN = time.monotonic()
 _meters: dict[str, Meter] = {}
 _paces: dict[tuple[WorkloadRef, FrozenMap[Value]], Pace] = {}
-_started = False
+_started = _worn = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,10 +157,15 @@ def measure(question: Question) -> Answers | Retire:
     Returns:
         The answers; fewer than candidates, and wrapped in `Retire`, when a fault has left the process untrustworthy.
         Where the GPU's memory does not hold the problem, that is the answer for every candidate.
+        `Retire` alone when the question wants a fresh process and this one has measured others.
 
     Raises:
         UserError: the workload or the landscape cannot serve the problem.
     """
+    global _worn
+    if question.fresh and _worn:
+        return Retire(again=True)
+    _worn = _worn or not question.fresh
     sitting = _Sitting(question)
     poisoned = False
     try:
@@ -245,7 +250,8 @@ class _Sitting:
         several = self._question.interleaved and len(left) > 1
         at = left[0] if left and not several else None
         if not self._question.landscape:  # A replay does nothing that one could die of.
-            patience_s = pace.patience_s(self._question.num_samples + NUM_WARMUP + 1) * (len(left) if several else 1)
+            num_samples = max(self._question.num_samples, self._question.max_samples)
+            patience_s = pace.patience_s(NUM_WARMUP + num_samples + 1) * (len(left) if several else 1)
             leave(_Unmeasured(answers=self.so_far(), at=at, patience_s=patience_s), patience_s)
         return at
 

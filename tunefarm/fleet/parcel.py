@@ -21,11 +21,13 @@ class Reply:
         payload: pickle of what the job returned or, if `failed`, raised.
         failed: it raised.
         retire: the process is not to be used again.
+        again: the job is to be done in a fresh process.
     """
 
     payload: bytes
     failed: bool = False
     retire: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +83,8 @@ def perform(payload: bytes) -> Reply:
         return _failure(error, retire=isinstance(error, InfrastructureError))
     retire = isinstance(value, Retire)
     try:
-        return Reply(payload=pickle.dumps(value.value if retire else value), retire=retire)
+        payload = pickle.dumps(value.value if retire else value)
+        return Reply(payload=payload, retire=retire, again=retire and value.again)
     except Exception as error:
         return _failure(
             InfrastructureError(f"what a job returned cannot be sent back: {type(error).__name__}: {error}"), retire
