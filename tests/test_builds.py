@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from farm import GPU, write_experiment
 
+from tunefarm.bench.build import Artifact
 from tunefarm.bench.store import BuildStore
-from tunefarm.bench.worker import Built, build
-from tunefarm.builds import BuildBoard
+from tunefarm.bench.worker import BuildRequest, Built, build
+from tunefarm.builds import BUILD_FLOOR_S, BUILD_TIMEOUT_S, BuildBoard
 from tunefarm.cli.opening import open_experiment
 from tunefarm.config import Config
 from tunefarm.device import nominal
 from tunefarm.plan import PlannedStudy, Target, plan
 from tunefarm.spec.experiment import Resolved
-from tunefarm.trial import Failure, Outcome
+from tunefarm.trial import Build, Failure, Outcome
 
 CONFIG = Config(params={"BLOCK": 128, "MARK": 0}, options={"num_warps": 2})
 
@@ -99,3 +102,26 @@ def test_a_config_for_which_the_call_raises_fails_alone(
     assert (found.outcome, found.failure.stage) == (Outcome.USER_ERROR, "launch")
     assert "raised" in found.failure.message
     assert board.find(board.slot(planned[0].call, CONFIG), CONFIG) is None
+
+
+def test_patience_follows_the_builds_of_the_sweep_and_travels_late(
+    resolved: Resolved, planned: list[PlannedStudy], tmp_path: Path
+) -> None:
+    """A job that waits for a worker knows what was found out meanwhile."""
+    board = BuildBoard(resolved, BuildStore(tmp_path / "builds"))
+    slot = board.slot(planned[0].call, CONFIG)
+    _, call = board.job(slot)
+
+    def sent() -> float:
+        travelled = pickle.loads(pickle.dumps(call))
+        assert travelled.func is build
+        request: BuildRequest = travelled.args[0]
+        assert request == replace(slot.request, patience_s=request.patience_s)
+        return request.patience_s
+
+    assert sent() == BUILD_TIMEOUT_S
+    for seconds, patience_s in ((0.5, BUILD_FLOOR_S), (4.0, 120.0), (0.1, 120.0), (60.0, BUILD_TIMEOUT_S)):
+        made = Build(binary="", registers=1, spills=0, shared_bytes=0, build_s=seconds)
+        artifact = Artifact(binary="", cubin=b"", metadata="{}", specialization="")
+        board.put(f"{seconds}", Built(config=CONFIG, build=made, artifact=artifact))
+        assert sent() == patience_s

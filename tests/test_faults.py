@@ -11,9 +11,12 @@ import pytest
 import torch
 from triton.runtime.errors import OutOfResources
 
-from tunefarm.bench.faults import Mislaunched, Poisoned, failed, first_line, judge
-from tunefarm.errors import InfrastructureError
-from tunefarm.trial import Outcome
+from tunefarm.bench import faults
+from tunefarm.bench.faults import CEILING_S, FIRST_S, FLOOR_S, Mislaunched, Pace, Poisoned, failed, first_line, judge
+from tunefarm.bench.faults import obituary as written
+from tunefarm.bench.meter import Answer
+from tunefarm.errors import InfrastructureError, WorkerLost
+from tunefarm.trial import Failure, Measurement, Outcome
 
 ADVICE = """
 CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
@@ -129,3 +132,61 @@ def test_an_answer_keeps_nothing_alive_and_can_travel() -> None:
     gc.collect()
     assert kept[0]() is None
     assert pickle.loads(pickle.dumps(answer)) == answer
+
+
+# ---- of a dead process ----
+
+DUMP = f"""
+Current thread 0x00007f5d3a7fe740 (most recent call first):
+  File "/venv/lib/python3.12/site-packages/torch/cuda/__init__.py", line 1083 in synchronize
+  File "{faults.__file__}", line 9 in measure
+  File "/home/me/ops.py", line 12 in matmul
+  File "<string>", line 6 in <module>"""
+
+
+@pytest.mark.parametrize(
+    ("death", "words", "message"),
+    [
+        ("SIGABRT", f"LLVM ERROR: Cannot select\nmore\nFatal Python error: Aborted\n{DUMP}",
+         "LLVM ERROR: Cannot select (/home/me/ops.py:12)"),
+        ("SIGSEGV", f"Fatal Python error: Segmentation fault\n{DUMP}", "no last words (/home/me/ops.py:12)"),
+        ("hung", f"chatter\n{DUMP}", "no answer within 5 s (/home/me/ops.py:12)"),
+        ("hung", DUMP.replace("/home/me", "/venv/lib/python3.12/site-packages/numpy"), "no answer within 5 s"),
+        ("exit code 7", "", "no last words"),
+    ],
+)  # fmt: skip
+def test_a_death_is_told_in_one_line(death: str, words: str, message: str) -> None:
+    """TF-003: what it cried, and the user's line that it was at."""
+    failure = written(WorkerLost("measure-0 is gone", death=death, words=words), "launch", 5.0)
+    assert failure == Failure(stage="launch", kind=death, message=message, detail=words)
+
+
+# ---- patience ----
+
+
+def answer(time_ms: float | None) -> Answer:
+    if time_ms is None:
+        return Answer(number=0, outcome=Outcome.USER_ERROR)
+    return Answer(number=0, measurement=Measurement(samples_ms=(time_ms,), timer="cold", rung=0, source="measured"))
+
+
+@pytest.mark.parametrize(
+    ("reference_ms", "told", "patience_s"),
+    [
+        (None, [], CEILING_S),
+        (None, [None], CEILING_S),
+        (0.05, [], FIRST_S),
+        (0.05, [None], FLOOR_S),
+        (None, [0.02], FLOOR_S),
+        (1000.0, [10.0, 30.0], 100 * 10 * 0.010),  # the best, whatever the reference
+        (1000.0, [], CEILING_S),
+        (6000.0, [], 5 * 10 * 6.0),  # slow kernels have their time
+    ],
+)
+def test_patience_follows_what_is_known_of_the_problem(
+    reference_ms: float | None, told: list[float | None], patience_s: float
+) -> None:
+    pace = Pace(reference_ms=reference_ms)
+    for time_ms in told:
+        pace.learn(answer(time_ms))
+    assert pace.patience_s(10) == pytest.approx(patience_s)

@@ -143,6 +143,12 @@ class StudyResult:
                 groups.setdefault((first.stage, first.kind, first.message), []).append(first)
         return sorted(((g[0], len(g)) for g in groups.values()), key=lambda pair: -pair[1])
 
+    @property
+    def default_failure(self) -> Failure | None:
+        """Why the default of a study with a winner could not run, if it could not."""
+        default = self.winner.default if self.winner is not None else None
+        return next((t.failure for t in self.trials if t.config == default), None)
+
     def rate(self, ms: float) -> dict[str, float]:
         """Achieved memory bandwidth (TB/s) and arithmetic rate (TFLOP/s) at `ms` a call, where known."""
         rates: dict[str, Any] = {}

@@ -167,7 +167,7 @@ def _compiler_says(error: Any) -> tuple[str, str]:
         if not hasattr(error.__cause__, "error_message"):
             break
         error = error.__cause__
-    what = " ".join((error.error_message or type(error).__name__).split())
+    what = " ".join((error.error_message or type(error.__cause__ or error).__name__).split())
     # Whatever must be cut, it is not what is wrong.
     return f"{': '.join(places)[: max(0, MAX_MESSAGE - 2 - len(what))]}: {what}", str(error)
 

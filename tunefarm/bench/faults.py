@@ -10,6 +10,7 @@ import re
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tunefarm.bench.meter import Answer
@@ -19,7 +20,7 @@ from tunefarm.trial import Failure, Outcome
 MAX_MESSAGE = 400
 """Characters of a failure's message."""
 
-FIRST_S, FLOOR_S, CEILING_S = 30.0, 5.0, 120.0
+FIRST_S, FLOOR_S, CEILING_S = 15.0, 5.0, 120.0
 """Seconds for the first candidate of a process, which also compiles Triton's host launcher; the least for others; and
 for all while nothing is known of the problem's times. Loading and checking a candidate takes a fraction of a second."""
 
@@ -82,6 +83,7 @@ BROKEN = ("uncorrectable ECC error", "fallen off the bus", "device is lost", "un
 
 # What `faulthandler` writes, the first line of which says less than the signal's name does.
 _DUMP = re.compile(r"Fatal Python error|Current thread|Thread 0x|Stack \(most|File \"|Binary file|<|\.\.\.|Timeout \(")
+_HOUSE = Path(__file__).parents[1]
 _FRAME = re.compile(r'File "(.+)", line (\d+) in ')
 _SPEAKERS = re.compile(r"\s*(CUDA (driver )?error|Triton Error \[|cuda runtime error|CUDA out of memory)")
 
@@ -142,8 +144,8 @@ def obituary(lost: WorkerLost, stage: str, patience_s: float) -> Failure:
     lines = [line.strip() for line in lost.words.splitlines()]
     cries = [line for line in lines if line and not _DUMP.match(line)]
     frames = [found for line in lines if (found := _FRAME.match(line))]
-    # The user's own line rather than the library's that it called.
-    frames = [frame for frame in frames if "site-packages" not in frame[1]] or frames
+    # The user's own line, or none: where a library waits is of no use to anybody.
+    frames = [f for f in frames if not f[1].startswith((str(_HOUSE), "<")) and "site-packages" not in f[1]]
     cry = f"no answer within {patience_s:.3g} s" if lost.death == "hung" else cries[0] if cries else "no last words"
     place = f" ({frames[0][1]}:{frames[0][2]})" if frames else ""
     message = cry[: MAX_MESSAGE - len(place)] + place

@@ -280,9 +280,9 @@ class _Sitting:
         left = self.left
         several = self._question.interleaved and len(left) > 1
         at = left[0] if left and not several else None
-        num_launches = max(self._question.num_samples, self._question.max_samples) + NUM_WARMUP + 1
         if not self._question.landscape:  # A replay does nothing that one could die of.
-            patience_s = pace.patience_s(num_launches) * (len(left) if several else 1)
+            num_samples = max(self._question.num_samples, self._question.max_samples)
+            patience_s = pace.patience_s(NUM_WARMUP + num_samples + 1) * (len(left) if several else 1)
             leave(_Unmeasured(answers=self.so_far(), at=at, patience_s=patience_s), patience_s)
         return at
 
