@@ -17,9 +17,9 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import results
 from sitting import live_arch, studies, tune
@@ -29,8 +29,6 @@ from tunefarm.errors import TunefarmError, UserError
 from tunefarm.spec.experiment import load_experiment
 
 HERE = Path(__file__).parent
-MARK = "@compare "
-"""Begins each line that the measuring process says to us: what it imports may print, too."""
 
 
 def choose(folder: Path, only: Sequence[str]) -> list[Path]:
@@ -74,63 +72,79 @@ def measure(
         silence_s: after which it is taken for dead.
 
     Raises:
-        UserError: it ended before it began a problem.
+        UserError: it failed outside of any problem.
     """
     done: list[str] = []
     ruled_out: dict[str, dict[str, str]] = {}
     while True:
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert child.stdin is not None
-        assert child.stdout is not None
-        with child.stdin as stdin:
-            stdin.write(json.dumps({**order, "done": done, "ruled_out": ruled_out}))
         at: tuple[str, str] | None = None
-        watchdog = threading.Timer(silence_s, child.kill)
-        watchdog.start()
-        for line in child.stdout:
-            if not line.startswith(MARK):
-                print(line, end="")
-                continue
-            watchdog.cancel()
-            watchdog = threading.Timer(silence_s, child.kill)
-            watchdog.start()
-            said = json.loads(line.removeprefix(MARK))
-            if "record" in said:
-                done.append(said["key"])
-                on_record(said["record"])
-            else:
-                at = said["key"], said["contender"]
-        watchdog.cancel()
-        if child.wait() == 0:
+        ours, theirs = os.pipe()
+        with open(ours, encoding="utf-8") as lines:
+            child = subprocess.Popen([*command, str(theirs)], stdin=subprocess.PIPE, text=True, pass_fds=[theirs])
+            os.close(theirs)
+            with child:
+                for said in _heard(child, lines, {**order, "done": done, "ruled_out": ruled_out}, silence_s):
+                    if "record" in said:
+                        at = None
+                        done.append(said["key"])
+                        on_record(said["record"])
+                    else:
+                        at = said["key"], said["contender"]
+        if child.returncode == 0:
             return
         if at is None:
-            raise UserError("the measuring process failed before its first problem", hint="its error stands above")
-        names = [at[1]] if at[1] else order["peers"]
+            raise UserError("the measuring process failed outside of any problem", hint="its error stands above")
+        key, contender = at
         reason = f"the measuring process died of it (exit status {child.returncode})"
-        ruled_out[at[0]] = {**dict.fromkeys(names, reason), **ruled_out.get(at[0], {})}
+        accused = [contender] if contender else order["peers"]
+        ruled_out[key] = {**dict.fromkeys(accused, reason), **ruled_out.get(key, {})}
 
 
-def say(**message: Any) -> None:
-    """One line from the measuring process to the one that started it."""
-    print(MARK + json.dumps(message), flush=True)
+def _heard(
+    child: subprocess.Popen[str], lines: IO[str], order: Mapping[str, Any], silence_s: float
+) -> Iterator[dict[str, Any]]:
+    """What a measuring process says, once it has its order; it is killed when it says nothing for too long.
+
+    It says so through a pipe of its own: compilers print, and their processes hold standard output open.
+    """
+    assert child.stdin is not None
+    with child.stdin as stdin:
+        stdin.write(json.dumps(order))
+    while True:
+        watchdog = threading.Timer(silence_s, child.kill)
+        watchdog.start()
+        line = lines.readline()
+        watchdog.cancel()
+        if not line.endswith("\n"):  # the end, or what it was saying when it died
+            return
+        yield json.loads(line)
 
 
-def answer(order: Mapping[str, Any]) -> None:
-    """Runs in the measuring process: compares every problem that is not done."""
+def answer(order: Mapping[str, Any], pipe: IO[str]) -> None:
+    """Runs in the measuring process: compares every problem that is not done, and says so through the pipe."""
     import torch
-    from contenders import FLUSH_BYTES, Comparison, copy_tbps
+    from contenders import Comparison, copy_tbps
 
+    from tunefarm.bench.gpu import FLUSH_BYTES
     from tunefarm.bench.telemetry import live_device
     from tunefarm.cli.opening import open_experiment
     from tunefarm.pack import load_pack
+
+    def say(**message: Any) -> None:
+        print(json.dumps(message), file=pipe, flush=True)
 
     device = live_device()
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
     copied_tbps = copy_tbps(flush)
     for job in order["jobs"]:
-        resolved = open_experiment(Path(job["experiment"]))
-        pack = load_pack(job["pack"]) if job["pack"] else None
-        for study in studies(resolved, device, order["problems"]):
+        try:
+            resolved = open_experiment(Path(job["experiment"]))
+            pack = load_pack(job["pack"]) if job["pack"] else None
+            found = studies(resolved, device, order["problems"])
+        except TunefarmError as e:
+            print(f"{job['experiment']} is left out: {e}", file=sys.stderr, flush=True)
+            continue
+        for study in found:
             key = f"{resolved.experiment.name} {study.key}"
             if key in order["done"]:
                 continue
@@ -175,7 +189,7 @@ def compare(arguments: argparse.Namespace) -> None:
     def keep(record: dict[str, Any]) -> None:
         # Read again: a call in between may have written.
         results.save(file, results.merge(results.load(file), record))
-        times = ((name, results.median_us(record, name)) for name in record["contenders"])
+        times = ((name, results.median_us(record, name)) for name in arguments.peers)
         said = "  ".join(f"{name} {time:.1f}" if time else f"{name} failed" for name, time in times)
         print(f"{record['workload']} {record['problem']}: {said}", flush=True)
 
@@ -214,14 +228,14 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--rounds-s", type=float, default=2.0, help="for timing a problem, about; default: %(default)s")
     add("--draw", action="store_true", help="only write table and picture anew")
     add("--readme", type=Path, metavar="FILE", help="write them into this file, too, between their markers")
-    add("--answer", action="store_true", help=argparse.SUPPRESS)
+    add("--answer", type=int, metavar="PIPE", help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
 
 def main() -> None:
     arguments = parse()
-    if arguments.answer:
-        answer(json.load(sys.stdin))
+    if arguments.answer is not None:
+        answer(json.load(sys.stdin), os.fdopen(arguments.answer, "w"))
         return
     try:
         if not arguments.draw:

@@ -123,7 +123,7 @@ def _group(where: str, records: Sequence[Record]) -> str:
     for record in records:
         cells = [_time(record, name, notes) for name in names]
         of_ceiling = share(record, "tuned")
-        cells += [_gain(record), _rate(record), f"{of_ceiling:.0%}" if of_ceiling else ""]
+        cells += [_gain(record), _rate(record), f"{100 * of_ceiling:.0f} %" if of_ceiling else ""]
         lines.append(f"| {record['workload']} {record['problem']} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, *(["", *notes] if notes else []), ""])
 
@@ -175,14 +175,15 @@ def insert(text: str, block: str, *, file: str) -> str:
     return found
 
 
-WIDTH, LEFT, RIGHT, TOP, ROW, GAP = 900, 270, 60, 64, 18, 8
+WIDTH, RIGHT, TOP, ROW, GAP, LETTER = 900, 60, 64, 18, 8, 7
 STYLE = """\
 text { font: 12px -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #57606a }
 .name { font-weight: 600; fill: #24292f }
 .rule { stroke: #8c959f; stroke-opacity: .35 }
 .ceiling { stroke: #8c959f }
 .tuned { fill: #2f81f7 }
-.default { fill: none; stroke: #cf222e; stroke-width: 2 }
+.reach { fill: #2f81f7; fill-opacity: .3 }
+.default { fill: none; stroke: #e5534b; stroke-width: 2 }
 .eager { fill: #8c959f }
 .compile { fill: #d4a72c }
 .max-autotune { fill: #2da44e }
@@ -194,51 +195,53 @@ def picture(records: Sequence[Record]) -> str:
     """The records as SVG: for each problem how much of the ceiling each contender reaches, the tuned one as a bar."""
     shown = [record for record in records if ceiling_us(record) is not None]
     shares = [share(record, name) or 0.0 for record in shown for name in record["contenders"]]
-    scale = (WIDTH - LEFT - RIGHT) / max([1.0, *shares])
+    left = 16 + LETTER * max((len(f"{record['workload']} {record['problem']}") for record in shown), default=0)
+    scale = (WIDTH - left - RIGHT) / max([1.0, *shares])
     parts, y, workload = [], TOP, ""
     for record in shown:
         if workload and record["workload"] != workload:
             y += GAP
-        parts += _row(record, y, scale, named=record["workload"] != workload)
+        parts += _row(record, y, left, scale, named=record["workload"] != workload)
         workload = record["workload"]
         y += ROW
     grid = []
     for percent in range(0, int(100 * max([1.0, *shares])) + 1, 20):
-        x = LEFT + scale * percent / 100
+        x = left + scale * percent / 100
         kind = "ceiling" if percent == 100 else "rule"
         grid.append(f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 6}" y2="{y + 4}"/>')
         grid.append(f'<text x="{x:.1f}" y="{TOP - 12}" text-anchor="middle">{percent} %</text>')
     devices = ", ".join(dict.fromkeys(record["device"] for record in shown))
     legend = f'<text x="0" y="16"><tspan class="name">{escape(devices)}</tspan></text>'
-    x = LEFT
+    x = left
     for name in CONTENDERS:
         if any(name in record["contenders"] for record in shown):
             legend += _mark(name, x + 6, 12) + f'<text x="{x + 16}" y="16">{name}</text>'
-            x += 34 + 7 * len(name)
+            x += 34 + LETTER * len(name)
     legend += f'<text x="{WIDTH}" y="16" text-anchor="end">speed, of the ceiling</text>'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 8}" width="{WIDTH}" height="{y + 8}">'
     return "\n".join([head, f"<style>\n{STYLE}</style>", legend, *grid, *parts, "</svg>", ""])
 
 
-def _row(record: Record, y: int, scale: float, *, named: bool) -> list[str]:
+def _row(record: Record, y: int, left: int, scale: float, *, named: bool) -> list[str]:
     name = f'<tspan class="name">{escape(record["workload"])}</tspan> ' if named else ""
     middle = y + ROW / 2
-    label = f'<text x="{LEFT - 8}" y="{middle + 4}" text-anchor="end">{name}{escape(record["problem"])}</text>'
+    label = f'<text x="{left - 8}" y="{middle + 4}" text-anchor="end">{name}{escape(record["problem"])}</text>'
     parts = [label]
     if tuned := share(record, "tuned"):
         width = scale * tuned
-        parts.append(f'<rect class="tuned" x="{LEFT}" y="{y + 3}" width="{width:.1f}" height="{ROW - 6}"/>')
-        parts.append(f'<text x="{WIDTH}" y="{middle + 4}" text-anchor="end">{tuned:.0%}</text>')
+        parts.append(f'<rect class="reach" x="{left}" y="{y + 3}" width="{width:.1f}" height="{ROW - 6}"/>')
+        parts.append(_mark("tuned", left + width, middle))
+        parts.append(f'<text x="{WIDTH}" y="{middle + 4}" text-anchor="end">{100 * tuned:.0f} %</text>')
     for name in CONTENDERS:
         if name != "tuned" and (reached := share(record, name)):
-            parts.append(_mark(name, LEFT + scale * reached, middle))
+            parts.append(_mark(name, left + scale * reached, middle))
     return parts
 
 
 def _mark(name: str, x: float, y: float) -> str:
     """A contender's mark, told from the others by its form, too."""
     if name == "tuned":
-        return f'<rect class="tuned" x="{x - 6:.1f}" y="{y - 5:.1f}" width="12" height="10"/>'
+        return f'<rect class="tuned" x="{x - 4:.1f}" y="{y - 6:.1f}" width="4" height="12"/>'
     if name == "default":
         return f'<circle class="default" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
     forms = {"eager": "M-4-4h8v8h-8z", "compile": "M0-5 5 4h-10z", "max-autotune": "M0-5 5 0 0 5-5 0z"}
