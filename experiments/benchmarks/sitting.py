@@ -28,7 +28,7 @@ from tunefarm.seams import Fleet
 from tunefarm.spec.experiment import Resolved, load_experiment
 from tunefarm.spec.workload import WorkloadRef
 from tunefarm.study import Study
-from tunefarm.trial import FINAL
+from tunefarm.trial import FINAL, describe
 
 
 @contextlib.contextmanager
@@ -135,7 +135,11 @@ def row_of(pack: Pack, kernel: str, study: Study) -> Row | None:
 def retime(
     study: Study, ref: WorkloadRef, configs: Sequence[Config], fleet: Fleet, num_samples: int
 ) -> list[tuple[float, ...]]:
-    """Samples in ms of each config, taken interleaved as finals are; built on a CPU worker, launched on a GPU's."""
+    """Samples in ms of each config, taken interleaved as finals are; built on a CPU worker, launched on a GPU's.
+
+    Raises:
+        InfrastructureError: a config could not be measured.
+    """
     request = BuildRequest(ref=ref, variables=study.variables, configs=tuple(configs), target=study.device.target)
     builder = next(w.name for w in fleet.workers if w.role == "build")
     meter = next(w.name for w in fleet.workers if w.role == "measure")
@@ -149,4 +153,7 @@ def retime(
     )  # fmt: skip
     answers = fleet.submit(partial(measure, question), meter).result()
     assert isinstance(answers, Answers), answers
+    for answer in answers.answers:
+        if answer.measurement is None:
+            raise InfrastructureError(f"{study.label}: {configs[answer.number]} failed: {describe(answer.why)}")
     return [a.measurement.samples_ms for a in sorted(answers.answers, key=lambda a: a.number)]
