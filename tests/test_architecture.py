@@ -21,6 +21,7 @@ PACKAGE = ROOT / "tunefarm"
 # (third-party packages) that it may import; with a star, at module level.
 HOUSE = """
     errors
+    will
     frozen
     config
     problem
@@ -43,7 +44,8 @@ HOUSE = """
     spec.autotuned
     spec.workload
     spec.sections
-    spec.experiment         yaml*
+    spec.tree               yaml*
+    spec.experiment
     spec.schema
 
     bench
@@ -57,7 +59,10 @@ HOUSE = """
     bench.telemetry         torch pynvml
     bench.meter
     bench.replay
+    bench.faults            torch
     bench.loaded            torch triton
+    bench.sampling          torch
+    bench.steady            torch
     bench.gpu               torch
     bench.worker            triton
 
@@ -111,6 +116,9 @@ HOUSE = """
     dispatch
     builds
     minutes
+    wants
+    tally
+    finals
     contest
     sweep
     recording
@@ -129,7 +137,20 @@ HOUSE = """
 """
 WINGS = ("spec", "bench", "search", "schedule", "fleet", "record", "runtime", "inductor", "interop", "profile")
 # The story: it knows all wings.
-EVERYONE = ("plan", "builds", "dispatch", "minutes", "contest", "sweep", "recording", "cli", ".")
+EVERYONE = (
+    "plan",
+    "builds",
+    "dispatch",
+    "minutes",
+    "wants",
+    "tally",
+    "finals",
+    "contest",
+    "sweep",
+    "recording",
+    "cli",
+    ".",
+)
 OPEN = "spec"  # the wing that others may see
 HEAVY = {
     "torch",

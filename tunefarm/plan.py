@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tunefarm import landscape as landscapes
 from tunefarm.bench.launch import Launch, default_config, learn
@@ -17,7 +17,7 @@ from tunefarm.problem import Problem
 from tunefarm.source import source_hash
 from tunefarm.spec.experiment import Experiment, Resolved
 from tunefarm.spec.sections import DeviceSpec, ProblemSpec
-from tunefarm.spec.workload import Workload
+from tunefarm.spec.workload import Workload, WorkloadRef
 from tunefarm.study import Study
 
 
@@ -37,12 +37,33 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A production call with given inputs on a device: what is built, checked and measured.
+
+    Attributes:
+        ref: where the workload is found, with inputs of its own where they differ from the experiment's.
+        device: on which it runs.
+        variables: the experiment's names for its problem.
+        problem: what was learned of it.
+        changes: what tells a check from its study, for people; empty for the study's own call.
+    """
+
+    ref: WorkloadRef
+    device: Device
+    variables: FrozenMap[Value]
+    problem: Problem
+    changes: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStudy:
     """A study before anything is built.
 
     Attributes:
         study: what is competed for.
         target: on what, and how it is measured.
+        ref: where its workload is found.
+        checks: further calls that its finalists must get right.
         candidates: legal configs, the default among them if it is legal.
         default: the config used without tuning; None if it is unknown or illegal.
         num_points: points of the space.
@@ -55,6 +76,8 @@ class PlannedStudy:
 
     study: Study
     target: Target
+    ref: WorkloadRef
+    checks: tuple[Call, ...] = ()
     candidates: tuple[Config, ...] = ()
     default: Config | None = None
     num_points: int = 0
@@ -63,6 +86,12 @@ class PlannedStudy:
     skipped: str = ""
     num_bytes: float = 0.0
     flops: float = 0.0
+
+    @property
+    def call(self) -> Call:
+        """The call that the study is about."""
+        study = self.study
+        return Call(ref=self.ref, device=study.device, variables=study.variables, problem=study.problem)
 
 
 def choose_targets(experiment: Experiment, live: Sequence[Device], meter: str = "auto") -> list[Target]:
@@ -193,7 +222,7 @@ def _plan_study(resolved: Resolved, target: Target, spec: ProblemSpec) -> Planne
             workload=workload.name, device=device, problem=_empty_problem(variables), variables=variables,
             weight=spec.weight,
         )  # fmt: skip
-        return PlannedStudy(study=study, target=target, skipped=empty)
+        return PlannedStudy(study=study, target=target, ref=resolved.experiment.ref, skipped=empty)
     launch = learn(workload, make_inputs(workload, variables, "meta"), workload.default, device.target)
     problem = launch.problem(workload.key)
     points = resolved.space.points(variables, device)
@@ -212,6 +241,8 @@ def _plan_study(resolved: Resolved, target: Target, spec: ProblemSpec) -> Planne
             workload=workload.name, device=device, problem=problem, variables=variables, weight=spec.weight
         ),
         target=target,
+        ref=resolved.experiment.ref,
+        checks=_checks(resolved, device, variables),
         candidates=candidates,
         default=default,
         num_points=points.total,
@@ -220,6 +251,31 @@ def _plan_study(resolved: Resolved, target: Target, spec: ProblemSpec) -> Planne
         num_bytes=_estimate(workload, "num_bytes", variables),
         flops=_estimate(workload, "flops", variables),
     )  # fmt: skip
+
+
+def _checks(resolved: Resolved, device: Device, variables: FrozenMap[Value]) -> tuple[Call, ...]:
+    """The calls that a study's finalists must get right besides its own; those without elements are left out."""
+    calls = []
+    for position, check in enumerate(resolved.experiment.checks):
+        inputs = check.changed(resolved.workload.specs)
+        workload = resolved.workload if inputs is None else replace(resolved.workload, inputs=inputs)
+        own = check.values(variables)
+        if own == variables and not check.inputs:
+            continue
+        try:
+            if _empty(workload, own):
+                continue
+            launch = learn(workload, make_inputs(workload, own, "meta"), workload.default, device.target)
+        except SpecError as e:
+            raise resolved.experiment.error(f"checks[{position}]", str(e.args[0]), e.hint) from None
+        ref = resolved.experiment.ref
+        calls.append(
+            Call(
+                ref=replace(ref, inputs=inputs) if check.inputs else ref, device=device, variables=own,
+                problem=launch.problem(workload.key), changes=check.label,
+            )
+        )  # fmt: skip
+    return tuple(calls)
 
 
 def _empty(workload: Workload, variables: FrozenMap[Value]) -> str:

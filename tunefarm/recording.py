@@ -11,7 +11,6 @@ from tunefarm.bench.meter import Answer, Answers, Candidate, Question
 from tunefarm.bench.worker import Built, measure
 from tunefarm.builds import BuildBoard
 from tunefarm.config import Config
-from tunefarm.contest import lost_answer
 from tunefarm.dispatch import MEASURE_TIMEOUT_S, Dispatch, Done
 from tunefarm.errors import InfrastructureError
 from tunefarm.frozen import FrozenMap
@@ -21,6 +20,7 @@ from tunefarm.schedule.events import Job
 from tunefarm.source import source_hash
 from tunefarm.spec.experiment import Resolved
 from tunefarm.trial import Outcome
+from tunefarm.wants import lost_answer
 
 NUM_SAMPLES = 20
 BATCH = 16
@@ -95,7 +95,7 @@ def _build_all(
     jobs = {}
     for study in planned:
         for config in study.candidates:
-            slot = board.slot(study, config)
+            slot = board.slot(study.call, config)
             if board.find(slot, config) is None:
                 job, call = board.job(slot)
                 jobs[job.id] = job, call
@@ -157,7 +157,7 @@ def _measure_all(
 
 
 def _built(study: PlannedStudy, board: BuildBoard, config: Config) -> Built:
-    built = board.find(board.slot(study, config), config)
+    built = board.find(board.slot(study.call, config), config)
     assert built is not None
     return built.judged(study.study.device)
 

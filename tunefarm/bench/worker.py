@@ -16,7 +16,8 @@ from typing import Any
 
 from tunefarm.bench import telemetry
 from tunefarm.bench.build import Artifact, build_key, compile_launch
-from tunefarm.bench.gpu import GpuMeter, Poisoned
+from tunefarm.bench.faults import Poisoned
+from tunefarm.bench.gpu import GpuMeter
 from tunefarm.bench.launch import learn
 from tunefarm.bench.legality import unfit
 from tunefarm.bench.meter import Answer, Answers, Meter, Question
@@ -34,7 +35,7 @@ from tunefarm.trial import Build, Failure, Outcome
 
 _BORN = time.monotonic()
 _meters: dict[str, Meter] = {}
-_started = False
+_started = _worn = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,12 +114,16 @@ def measure(question: Question) -> Answers | Retire:
     """Answers a question on this worker's GPU, or from a landscape if the question names one.
 
     Returns:
-        The answers; wrapped in `Retire` when a fault has left the process untrustworthy.
+        The answers; wrapped in `Retire` when a fault has left the process untrustworthy. `Retire` alone when the
+        question wants a fresh process and this one has measured others.
 
     Raises:
         UserError: the workload or the landscape cannot serve the problem.
     """
-    global _started
+    global _started, _worn
+    if question.fresh and _worn:
+        return Retire(again=True)
+    _worn = _worn or not question.fresh
     startup_s, began = 0.0, time.monotonic()
     meter = _meter("replay" if question.landscape else "gpu")
     meter.prepare(question)
@@ -133,7 +138,7 @@ def measure(question: Question) -> Answers | Retire:
         for answer in meter.measure(question.candidates, question):
             answers.append(answer)
     except Poisoned as e:
-        answers.append(e.args[0])
+        answers += e.args
         poisoned = True
     result = Answers(
         answers=tuple(answers),

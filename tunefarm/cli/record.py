@@ -54,7 +54,7 @@ def record(
             )
         planned = plan(resolved, targets[:1])
         board = BuildBoard(resolved, BuildStore(store_folder()))
-        keys = {board.slot(study, config).key for study in planned for config in study.candidates}
+        keys = {board.slot(study.call, config).key for study in planned for config in study.candidates}
         dispatch = Dispatch(workers)
         with Progress(quiet=quiet) as progress:
             progress.begin(len(keys), sum(len(study.candidates) for study in planned))

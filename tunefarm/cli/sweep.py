@@ -213,7 +213,7 @@ def _compete(
         raise
     finally:
         unwritten = tracker.close(status=status, timeout_s=patience_s)
-    startup_s = sum(contest.startup_s for contest in competition.contests)
+    startup_s = sum(contest.tally.startup_s for contest in competition.contests)
     facts = {
         "compiled": board.num_compiled, "from_store": board.num_from_store,
         "build_s": round(board.build_s, 2), "gpu_held_s": round(dispatch.held_s - startup_s, 2),
