@@ -4,6 +4,7 @@ that dies."""
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,20 +12,26 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from farm import GPU, write_experiment
 
+from tunefarm.bench.worker import build
 from tunefarm.cli.opening import open_experiment
 from tunefarm.config import Config
 from tunefarm.errors import DocumentError, UserError
+from tunefarm.fleet.inline import InlineFleet
 from tunefarm.frozen import FrozenMap
-from tunefarm.pack import Match, Pack, Provenance, Row, Table
+from tunefarm.pack import Match, Pack, Provenance, Row, Table, dumps, seal
 from tunefarm.spec.experiment import load_experiment
+from tunefarm.study import Study
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "experiments" / "benchmarks"))
 
+import agreement  # noqa: E402
 import compare  # noqa: E402
 import contenders  # noqa: E402
+import noise  # noqa: E402
 import results  # noqa: E402
 import sitting  # noqa: E402
 
@@ -250,13 +257,11 @@ def test_studies_need_no_space_and_skip_empty_problems(tmp_path: Path) -> None:
     assert len(sitting.studies(resolved, GPU, 2)) == 1
 
 
-def test_a_study_finds_its_row_and_no_other(tmp_path: Path) -> None:
-    resolved = open_experiment(write_experiment(tmp_path, problems=[{"n": [1000, 4096], "dtype": "fp32"}]))
-    first, second = sitting.studies(resolved, GPU)
-    facts = FrozenMap({k: v for k, v in first.problem.facts.items() if k in ("n", "y_ptr")})
+def pack_for(study: Study, config: Config) -> Pack:
+    facts = FrozenMap({k: v for k, v in study.problem.facts.items() if k in ("n", "y_ptr")})
     row = Row(
-        match=Match(dims=FrozenMap(n=(0, 2000)), dtypes=first.problem.dtypes, facts=facts),
-        measured_at=first.problem.dims, config=Config(params={"BLOCK": 64}), median_ms=1.0, interval_ms=(1.0, 1.0),
+        match=Match(dims=FrozenMap(n=(0, 2000)), dtypes=study.problem.dtypes, facts=facts),
+        measured_at=study.problem.dims, config=config, median_ms=1.0, interval_ms=(1.0, 1.0),
     )  # fmt: skip
     provenance = Provenance(
         sweep="fill", experiment="", toolchain=FrozenMap(), timer="cold", source="measured", tunefarm="0", created=""
@@ -264,7 +269,84 @@ def test_a_study_finds_its_row_and_no_other(tmp_path: Path) -> None:
     table = Table(
         kernel="fill_kernel", source_hash="", device=GPU, key_parts=FrozenMap(), provenance=provenance, rows=(row,)
     )
-    pack = Pack(tables=(table,))
-    assert sitting.row_of(pack, "fill_kernel", first) == row
+    return seal(Pack(tables=(table,)))
+
+
+TWO = [{"n": [1000, 4096], "dtype": "fp32"}]
+
+
+def test_a_study_finds_its_row_and_no_other(tmp_path: Path) -> None:
+    first, second = sitting.studies(open_experiment(write_experiment(tmp_path, problems=TWO)), GPU)
+    pack = pack_for(first, Config(params={"BLOCK": 64}))
+    assert sitting.row_of(pack, "fill_kernel", first) == pack.tables[0].rows[0]
     assert sitting.row_of(pack, "fill_kernel", second) is None
     assert sitting.row_of(pack, "other_kernel", first) is None
+
+
+def test_equal_winners_agree_without_a_gpu(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path, problems=TWO)
+    first, _ = sitting.studies(open_experiment(path), GPU)
+    config = Config(params={"BLOCK": 64})
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        agreement.pack_of(path, tmp_path / folder).write_text(dumps(pack_for(first, config)))
+    fleet = InlineFleet([GPU], num_builders=1)
+    try:
+        pairs = agreement.pairs_of(path, [tmp_path / "one", tmp_path / "two"], fleet, 10)
+    finally:
+        fleet.close()
+    # The second problem has no winner in either.
+    assert pairs == [agreement.Pair(label="fill sm_90 1000 fp32", configs=(str(config), str(config)))]
+
+
+def test_agreement_is_judged_over_all_studies() -> None:
+    equal = agreement.Pair(label="equal", configs=("A", "A"))
+    near = agreement.Pair(label="near", configs=("A", "B"), times_us=(100.0, 100.9))
+    far = agreement.Pair(label="far", configs=("A", "B"), times_us=(104.0, 100.0))
+    assert [pair.apart for pair in (equal, near, far)] == [0.0, pytest.approx(0.009), pytest.approx(0.04)]
+    lines = agreement.table([near, *[equal] * 17, far, near]).splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["far", "near", "near"]
+    assert lines[3] == "20 studies: 17 with equal winners; 19 (95%) within 1%; median 0.00%, worst 4.0% apart"
+    assert lines[4].endswith("yes")
+    assert agreement.table([far, *[equal] * 18]).splitlines()[-1].endswith("no")
+    assert agreement.table([]) == "no study has a winner in both folders"
+
+
+def test_noise_orders_the_default_config_of_the_first_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_experiment(tmp_path, problems=[{"n": [0, 1000, 4096], "dtype": "fp32"}])
+    ((_, study, request),) = noise.order([path], "sm_90")
+    assert study.label == "fill sm_90 1000 fp32"
+    (built,) = build(request)
+    assert built.config == Config(params={"BLOCK": 64, "MARK": 0}, options={"num_warps": 4})
+    assert built.artifact is not None
+    assert noise.order([path], "sm_80") == []
+    assert "not for sm_80: left out" in capsys.readouterr().out
+    empty = write_experiment(tmp_path, problems=[{"n": 0, "dtype": "fp32"}])
+    with pytest.raises(UserError, match="only empty problems"):
+        noise.order([empty], "sm_90")
+
+
+def test_noise_sums_up() -> None:
+    tallies = [
+        noise.Tally(label="one", time_us=50.0, num_equal=34, num_false=1, num_planted=7, num_found=6, slowdown=0.0301),
+        noise.Tally(label="short", time_us=5.0, num_equal=34),
+        noise.Tally(label="broken", error="build: CompilationError: no"),
+    ]
+    lines = noise.table(tallies).splitlines()
+    assert lines[1].split() == ["one", "50.0", "34", "1", "7", "6", "3.0%"]
+    assert lines[2].endswith("under 20 us")
+    assert lines[3].endswith("build: CompilationError: no")
+    assert lines[4] == "A/A at 99% confidence: 1 of 68 comparisons call one of two equals better"
+    assert lines[5].startswith("planted 3%: found in 6 of 7 comparisons (86%)")
+    assert "planted" not in noise.table(tallies[1:]).splitlines()[-1]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+@pytest.mark.parametrize("words", ["compare.py", "noise.py softmax.yaml", "agreement.py softmax.yaml --packs a b"])
+def test_without_a_gpu_each_script_says_so(words: str) -> None:
+    script, *rest = words.replace("softmax.yaml", "experiments/softmax.yaml").split()
+    command = [sys.executable, f"experiments/benchmarks/{script}", *rest]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (1, "no CUDA device is visible (see `tunefarm doctor`)\n")

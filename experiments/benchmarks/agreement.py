@@ -71,23 +71,28 @@ def table(pairs: Sequence[Pair]) -> str:
     return "\n".join(lines)
 
 
+def pack_of(experiment: Path, folder: Path) -> Path:
+    """Where a folder has the pack of an experiment."""
+    return folder / f"{experiment.stem}.json"
+
+
 def pairs_of(path: Path, packs: Sequence[Path], fleet: Fleet, num_samples: int) -> list[Pair]:
     """The pairs of one experiment, those with different configs timed."""
     resolved = open_experiment(path)
-    loaded = [load_pack(folder / f"{path.stem}.json") for folder in packs]
+    ref = resolved.experiment.ref
+    loaded = [load_pack(pack_of(path, folder)) for folder in packs]
     (device, *_) = live_devices(fleet)
     pairs = []
     for study in studies(resolved, device):
         rows = [row_of(pack, resolved.workload.signature.kernel, study) for pack in loaded]
-        if None in rows:
-            if any(rows):
+        configs = [row.config for row in rows if row is not None]
+        if len(configs) < 2:
+            if configs:
                 print(f"{study.label}: only one of the packs has a winner", flush=True)
             continue
-        configs = [row.config for row in rows if row is not None]
         pair = Pair(label=study.label, configs=(str(configs[0]), str(configs[1])))
         if configs[0] != configs[1]:
-            samples = retime(study, resolved.experiment.ref, configs, fleet, num_samples)
-            a, b = (1000 * statistics.median(ms) for ms in samples)
+            a, b = (1000 * statistics.median(ms) for ms in retime(study, ref, configs, fleet, num_samples))
             pair = dataclasses.replace(pair, times_us=(a, b))
         pairs.append(pair)
         print(f"{pair.label}: {pair.apart:.1%}" + ("" if pair.times_us else ", equal"), flush=True)
@@ -102,17 +107,20 @@ def run(arguments: argparse.Namespace) -> list[Pair]:
         for path in paths:
             for seed, folder in enumerate(arguments.packs, 1):
                 tune(path, folder, arch, problems=arguments.problems, fleet=arguments.fleet, seed=seed)
-    missing = [file for p in paths for folder in arguments.packs if not (file := folder / f"{p.stem}.json").exists()]
-    if missing and not arguments.tune:
-        raise UserError("no such pack", file=str(missing[0]), hint="make both with --tune")
-    for file in missing:
-        print(f"{file}: the sweep gave no winner", flush=True)
+    whole = [path for path in paths if all(pack_of(path, folder).exists() for folder in arguments.packs)]
+    for path in paths:
+        if path not in whole:
+            print(f"{path.stem}: not in both folders: left out", flush=True)
+    if not whole:
+        raise UserError("no experiment has a pack in both folders", hint="make them with --tune")
     fleet = open_fleet(FleetKind.INLINE, None, use_gpu=True, builders=1)
+    pairs: list[Pair] = []
     try:
-        whole = [p for p in paths if not any((folder / f"{p.stem}.json") in missing for folder in arguments.packs)]
-        return [pair for p in whole for pair in pairs_of(p, arguments.packs, fleet, arguments.samples)]
+        for path in whole:
+            pairs += pairs_of(path, arguments.packs, fleet, arguments.samples)
     finally:
         fleet.close()
+    return pairs
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:

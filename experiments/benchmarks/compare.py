@@ -126,14 +126,15 @@ def answer(order: Mapping[str, Any], pipe: IO[str]) -> None:
     from contenders import Comparison, copy_tbps
 
     from tunefarm.bench.gpu import FLUSH_BYTES
-    from tunefarm.bench.telemetry import live_device
+    from tunefarm.bench.steady import hold
+    from tunefarm.bench.telemetry import live_device, uuid
     from tunefarm.cli.opening import open_experiment
     from tunefarm.pack import load_pack
 
     def say(**message: Any) -> None:
         print(json.dumps(message), file=pipe, flush=True)
 
-    device = live_device()
+    device, lock = live_device(), hold(uuid())
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
     copied_tbps = copy_tbps(flush)
     for job in order["jobs"]:
@@ -156,6 +157,7 @@ def answer(order: Mapping[str, Any], pipe: IO[str]) -> None:
             record = comparison.record([name for name in order["peers"] if name not in ruled_out], copied_tbps)
             record["contenders"] |= {name: {"error": reason} for name, reason in ruled_out.items()}
             say(key=key, record=record)
+    lock.close()
 
 
 def show(out: Path, records: Sequence[results.Record], readme: Path | None) -> None:

@@ -2,10 +2,11 @@
 
     python experiments/benchmarks/noise.py experiments/softmax.yaml experiments/matmul.yaml [--json FILE]
 
-For the first problem of each experiment the default config is built on CPUs and loaded twice, each time with arguments
-of its own; both are timed interleaved, in random order, with a cold L2, as finalists are. A/A: neither may be called
-better. Planted: after each launch of one of them the GPU spins for 3 % of the time, after the other's it spins for
-nothing, so that the slowdown is real, known, and the same for every kernel.
+For the first problem of each experiment the default config is built on CPUs and loaded twice; both are timed
+interleaved, in random order, with a cold L2, on the same tensors, as finalists are. A/A: neither may be called better.
+With `--apart` each has tensors of its own, which shows what addresses do. Planted: after each launch of one of them the
+GPU spins for 3 % of the time, after the other's it spins for nothing, so that the slowdown is real, known, and the same
+for every kernel.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ def table(tallies: Sequence[Tally]) -> str:
         if t.error:
             lines.append(f"{t.label:{width}s} {t.error}")
             continue
-        planted = f"{t.num_planted:8d} {t.num_found:6d} {t.slowdown:9.1%}" if t.num_planted else " too short to count"
+        planted = f"{t.num_planted:8d} {t.num_found:6d} {t.slowdown:9.1%}" if t.num_planted else ""
+        if t.time_us < LEAST_US:
+            planted = f"under {LEAST_US:.0f} us"
         lines.append(f"{t.label:{width}s} {t.time_us:9.1f} {t.num_equal:5d} {t.num_false:6d} {planted}")
     equal, false = sum(t.num_equal for t in tallies), sum(t.num_false for t in tallies)
     planted, found = sum(t.num_planted for t in tallies), sum(t.num_found for t in tallies)
@@ -98,11 +101,19 @@ class Subject:
         resolved: the experiment.
         study: the problem.
         built: its machine code.
+        apart: two of it share no tensors.
     """
 
     resolved: Resolved
     study: Study
     built: Built
+    apart: bool
+
+    def pair(self) -> list[Loaded]:
+        """The config twice."""
+        first = self.load()
+        assert first.again is not None
+        return [first, first.again(self.load().arguments if self.apart else first.arguments)]
 
     def load(self) -> Loaded:
         """The kernel with new arguments of the production call."""
@@ -183,13 +194,13 @@ def judge(subject: Subject, flush: Any, num_equal: int, num_planted: int, num_ro
     times: list[float] = []
     num_false = 0
     for seed in range(num_equal):
-        a, b = alternate([subject.load(), subject.load()], flush, num_rounds, shuffle)
+        a, b = alternate(subject.pair(), flush, num_rounds, shuffle)
         num_false += is_better(a, b, CONFIDENCE, seed) or is_better(b, a, CONFIDENCE, seed)
         times.append(statistics.median([*a, *b]))
     time_us = 1000 * statistics.median(times)
     ratios, num_found = [], 0
     for seed in range(num_planted if time_us >= LEAST_US else 0):
-        plain, slowed = subject.load(), subject.load()
+        plain, slowed = subject.pair()
         (idle,) = alternate([spinning(plain, 0)], flush, 9, shuffle)
         cycles = round(PLANTED * statistics.median(idle) * rate)
         a, b = alternate([spinning(plain, 0), spinning(slowed, cycles)], flush, num_rounds, shuffle)
@@ -209,26 +220,32 @@ def run(arguments: argparse.Namespace) -> list[Tally]:
     import torch
 
     from tunefarm.bench.gpu import FLUSH_BYTES
-    from tunefarm.bench.telemetry import live_device, toolchain
+    from tunefarm.bench.steady import hold
+    from tunefarm.bench.telemetry import live_device, toolchain, uuid
 
-    device = live_device()
+    device, lock = live_device(), hold(uuid())
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
     head = {
         "device": device.name, "toolchain": dict(toolchain()), "date": datetime.date.today().isoformat(),
-        "confidence": CONFIDENCE, "planted": PLANTED, "rounds": arguments.rounds,
+        "confidence": CONFIDENCE, "planted": PLANTED, "rounds": arguments.rounds, "apart": arguments.apart,
     }  # fmt: skip
     tallies: list[Tally] = []
     for (resolved, study, _), built in zip(planned, builts, strict=True):
         if built.failure is not None:
             tally = Tally(label=study.label, error=describe(built.failure))
         else:
-            subject = Subject(resolved=resolved, study=dataclasses.replace(study, device=device), built=built)
-            tally = judge(subject, flush, arguments.equal, arguments.planted, arguments.rounds)
+            study = dataclasses.replace(study, device=device)
+            subject = Subject(resolved=resolved, study=study, built=built, apart=arguments.apart)
+            try:
+                tally = judge(subject, flush, arguments.equal, arguments.planted, arguments.rounds)
+            except TunefarmError as e:
+                tally = Tally(label=study.label, error=str(e))
         tallies.append(tally)
         print(table(tallies[-1:]).splitlines()[1], flush=True)
         if arguments.json is not None:
             rows = [dataclasses.asdict(tally) for tally in tallies]
             write_atomic(arguments.json, json.dumps({**head, "experiments": rows}, indent=1).encode())
+    lock.close()
     print(f"{device.name}, {arguments.rounds} rounds of each comparison, cold L2")
     return tallies
 
@@ -241,6 +258,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--equal", type=int, default=34, metavar="N", help="A/A comparisons of each experiment; default: %(default)s")
     add("--planted", type=int, default=7, metavar="N", help="of each with a slowdown; default: %(default)s")
     add("--rounds", type=int, default=25, metavar="N", help="of each comparison; default: %(default)s")
+    add("--apart", action="store_true", help="each side with tensors of its own")
     add("--json", type=Path, metavar="FILE", help="the figures for machines")
     return parser.parse_args(words)
 
