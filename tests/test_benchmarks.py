@@ -15,6 +15,7 @@ import pytest
 import torch
 from farm import GPU, write_experiment
 
+import tunefarm
 from tunefarm.bench.worker import build
 from tunefarm.cli.opening import open_experiment
 from tunefarm.config import Config
@@ -350,3 +351,49 @@ def test_without_a_gpu_each_script_says_so(words: str) -> None:
     command = [sys.executable, f"experiments/benchmarks/{script}", *rest]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (1, "no CUDA device is visible (see `tunefarm doctor`)\n")
+
+
+class Host:
+    """In the place of what is launched: a host that needs some time to queue it, seen from a GPU that sleeps."""
+
+    def __init__(self, needs_us: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.needs_us, self.asleep_us, self.samples, self.tries = needs_us, 0.0, [], 0
+        monkeypatch.setattr(torch.cuda, "_sleep", self.sleep, raising=False)
+
+    def sleep(self, cycles: int) -> None:
+        self.asleep_us = cycles / contenders.CYCLES_PER_US
+
+    def sample(self, flush: object) -> None:
+        self.tries += 1
+        self.samples.append((self, None))
+
+    def query(self) -> bool:
+        """Of the event before the launch: whether the GPU has come by."""
+        return self.asleep_us < self.needs_us
+
+
+def test_a_sample_that_holds_work_of_the_host_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(350.0, monkeypatch)
+    contender = contenders.Contender(loaded=host)
+    for _ in range(3):
+        contender.sample(None)
+    assert (len(host.samples), host.tries) == (3, 5)
+    assert (contender.sleep_us, contender.with_host) == (400, 0)
+
+
+def test_a_call_that_waits_for_the_gpu_is_timed_with_its_host_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(float("inf"), monkeypatch)
+    contender = contenders.Contender(loaded=host)
+    contender.sample(None)
+    tries = host.tries
+    contender.sample(None)
+    assert (len(host.samples), contender.with_host) == (2, 2)
+    assert host.tries == tries + 1  # no sleep is tried a second time
+
+
+def test_packs_are_in_use_one_at_a_time(tmp_path: Path) -> None:
+    first, _ = sitting.studies(open_experiment(write_experiment(tmp_path, problems=TWO)), GPU)
+    packs = [pack_for(first, Config(params={"BLOCK": size})) for size in (64, 128)]
+    for pack in (*packs, packs[1], None):
+        contenders.use(pack)
+        assert tunefarm.report().packs == (() if pack is None else (f"pack {pack.digest[:12]}",))

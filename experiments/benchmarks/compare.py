@@ -226,7 +226,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--tune-only", action="store_true", help="compare another time, with --packs OUT/packs")
     add("--out", type=Path, default=HERE / "results", metavar="FOLDER", help="default: %(default)s")
     add("--fleet", default="inline", help="where tuning runs, as for `tunefarm sweep`; default: inline")
-    add("--limit-s", type=float, default=120.0, help="for a contender to compile; default: %(default)s")
+    add("--limit-s", type=float, default=60.0, help="for a contender to compile; default: %(default)s")
     add("--rounds-s", type=float, default=2.0, help="for timing a problem, about; default: %(default)s")
     add("--draw", action="store_true", help="only write table and picture anew")
     add("--readme", type=Path, metavar="FILE", help="write them into this file, too, between their markers")

@@ -154,9 +154,10 @@ class Comparison:
             return record
         self.announce("")
         try:
+            inputs = make_inputs(workload, variables, "cuda")
             if record["flops"]:
-                record["matmul_tflops"] = self._matmul_tflops()
-            record["contenders"], record["config"] = self._run(names)
+                record["matmul_tflops"] = self._matmul_tflops(inputs)
+            record["contenders"], record["config"] = self._run(names, inputs)
         except Exception as e:
             torch.cuda.synchronize()
             record["contenders"] = {name: {"error": first_line(e)} for name in names}
@@ -168,18 +169,23 @@ class Comparison:
         """The problem for people: `8192x4096 bf16`."""
         return self.study.label.removeprefix(f"{self.study.workload} {self.study.device.arch} ")
 
-    def _matmul_tflops(self) -> float:
+    def _matmul_tflops(self, inputs: dict[str, Any]) -> float:
         sizes, variables = [MATMUL_SIZES], self.study.variables
         if {"M", "N", "K"} <= variables.keys():
             sizes.append((int(variables["M"]), int(variables["N"]), int(variables["K"])))
-        return matmul_tflops(tuple(self.study.problem.dtypes.values()), sizes, self.flush)
+        dtypes = {value.dtype for value in inputs.values() if isinstance(value, torch.Tensor)}
+        floats = sorted((dtype for dtype in dtypes if dtype.is_floating_point), key=lambda dtype: dtype.itemsize)
+        rates = [0.0]
+        for size in sizes if floats else ():
+            with contextlib.suppress(RuntimeError):  # sizes that PyTorch's matmul refuses in this type set no ceiling
+                rates.append(matmul_tflops(floats[0], *size, self.flush))
+        return max(rates)
 
-    def _run(self, names: Sequence[str]) -> tuple[dict[str, Any], str]:
+    def _run(self, names: Sequence[str], inputs: dict[str, Any]) -> tuple[dict[str, Any], str]:
         """(By name the samples in microseconds, or the error; the tuned config)."""
         torch._dynamo.reset()  # another problem's compiled code would count as this one's recompilations
         found: dict[str, Any] = {}
         ready: dict[str, Contender] = {}
-        inputs = make_inputs(self.resolved.workload, self.study.variables, "cuda")
         for name in names:
             self.announce(name)
             try:
@@ -282,39 +288,17 @@ def copy_tbps(flush: torch.Tensor) -> float:
     return 2 * COPY_BYTES / median_ms(lambda: target.copy_(source), flush) / 1e9
 
 
-def matmul_tflops(dtypes: Sequence[str], sizes: Sequence[tuple[int, int, int]], flush: torch.Tensor) -> float:
-    """Best rate of PyTorch's own matmul in TFLOP/s, in the narrowest float type of a problem; 0 where it has none.
-
-    Args:
-        dtypes: in Triton's spelling.
-        sizes: (M, N, K) to try.
-        flush: written before each sample.
-    """
-    names = {
-        "fp8e4nv": "float8_e4m3fn",
-        "fp8e5": "float8_e5m2",
-        "bf16": "bfloat16",
-        "fp16": "float16",
-        "fp32": "float32",
-    }
-    narrowest = next((name for name in names if name in dtypes), None)
-    if narrowest is None:
-        return 0.0
-    return max(_matmul_tflops(getattr(torch, names[narrowest]), *size, flush) for size in sizes)
-
-
-def _matmul_tflops(dtype: torch.dtype, m: int, n: int, k: int, flush: torch.Tensor) -> float:
+def matmul_tflops(dtype: torch.dtype, m: int, n: int, k: int, flush: torch.Tensor) -> float:
+    """Rate of PyTorch's own matmul in TFLOP/s."""
     narrow = dtype.itemsize == 1
     made = torch.bfloat16 if narrow else dtype
     a = torch.randn(m, k, device="cuda", dtype=made).to(dtype)
     b = torch.randn(n, k, device="cuda", dtype=made).to(dtype).t()
     one = torch.ones((), device="cuda")
-    # The second operand of an fp8 product must be e4m3 where the first is e5m2.
-    other = b.to(torch.float8_e4m3fn) if dtype is torch.float8_e5m2 else b
 
     def fire() -> Any:
         if narrow:
-            return torch._scaled_mm(a, other, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+            return torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
         return torch.mm(a, b)
 
     return 2 * m * n * k / median_ms(fire, flush) / 1e9
