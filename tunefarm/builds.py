@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tunefarm.bench.build import Artifact, build_key
 from tunefarm.bench.launch import learn
@@ -26,6 +27,28 @@ BUILD_S = 0.3
 """Expected seconds of one compilation, before the first is known."""
 
 BUILD_TIMEOUT_S = 180.0
+"""The longest a compilation may take."""
+
+BUILD_FLOOR_S, HOPELESS = 30.0, 30.0
+"""The least that one is waited for, and how many times as long as the slowest so far; on busy CPUs all are slow."""
+
+START_S = 120.0
+"""How much longer than its compilation a build job may take, with the start of its process."""
+
+
+@dataclass(frozen=True, slots=True)
+class _BuildCall:
+    """A build job, which knows what there is to know when a worker takes it: only then is it pickled."""
+
+    board: BuildBoard
+    request: BuildRequest
+
+    def __call__(self) -> tuple[Built, ...]:
+        """Does it here."""
+        return build(dataclasses.replace(self.request, patience_s=self.board.patience_s))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial, (build, dataclasses.replace(self.request, patience_s=self.board.patience_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +83,14 @@ class BuildBoard:
         self.num_compiled = 0
         self.build_s = 0.0
         self.num_from_store = 0
+        self._slowest_s = 0.0
+
+    @property
+    def patience_s(self) -> float:
+        """How long a compilation may take, by what the others of this sweep took."""
+        if not self._slowest_s:
+            return BUILD_TIMEOUT_S
+        return min(BUILD_TIMEOUT_S, max(BUILD_FLOOR_S, HOPELESS * self._slowest_s))
 
     def slot(self, call: Call, config: Config) -> Slot:
         """Where a config of a call stands, learned by following the production call once more."""
@@ -103,10 +134,12 @@ class BuildBoard:
 
     def job(self, slot: Slot, *, priority: int = 0) -> tuple[Job, Callable[[], object]]:
         """The job that builds a slot, for the dispatch; its id is the same for slots that share a build."""
+        # Whoever watches the process is the first to lose patience; the lease is for when nobody does.
         job = Job(
-            id=f"build:{slot.key}", role="build", cost_s=BUILD_S, priority=priority, timeout_s=BUILD_TIMEOUT_S
+            id=f"build:{slot.key}", role="build", cost_s=BUILD_S, priority=priority,
+            timeout_s=BUILD_TIMEOUT_S + START_S,
         )  # fmt: skip
-        return job, functools.partial(build, slot.request)
+        return job, _BuildCall(self, slot.request)
 
     def take(self, done: Done) -> None:
         """Takes in a finished build job.
@@ -132,6 +165,7 @@ class BuildBoard:
         if built.build is not None and built.artifact is not None:
             self._known[key] = built.build, built.artifact
             self.build_s += built.build.build_s
+            self._slowest_s = max(self._slowest_s, built.build.build_s)
             self._store.put(key, built.build, built.artifact)
         else:
             assert built.failure is not None

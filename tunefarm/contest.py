@@ -23,7 +23,7 @@ from tunefarm.search.search import StudySearch
 from tunefarm.spec.experiment import Experiment
 from tunefarm.study import Status, StudyResult
 from tunefarm.tally import Tally
-from tunefarm.trial import Outcome, Trial, to_json
+from tunefarm.trial import PREPARE, Outcome, Trial, to_json
 from tunefarm.wants import Got, Steps, Want, lost_answer
 
 NUM_SAMPLED = 16
@@ -176,7 +176,9 @@ class Contest:
             found = yield from self._ask(search, groups)
             assert found or self._spent, "a meter answers at least its first candidate"
             for request, answer in found.items():
-                self.minutes.answered(trials[request.number].config, request.rung, answer)
+                # What befell the whole problem may not befall it again: a later sweep is to try.
+                if answer.failure is None or answer.failure.stage != PREPARE:
+                    self.minutes.answered(trials[request.number].config, request.rung, answer)
             answers |= found
             fresh = [request for request in fresh if request not in answers]
         return answers

@@ -36,7 +36,8 @@ from tunefarm.schedule.state import State
 from tunefarm.seams import Clock, Fleet
 
 MEASURE_TIMEOUT_S = 180.0
-"""The longest a question may hold a measuring worker, the start of its process included."""
+"""The longest that a measuring worker may take to start and to prepare a problem; a process that goes on to measure is
+watched candidate by candidate, and its lease is only for when nobody watches."""
 
 
 class WallClock:

@@ -7,6 +7,7 @@ import functools
 import random
 from collections.abc import Callable, Iterable, Sequence
 
+from tunefarm.bench.faults import CEILING_S
 from tunefarm.bench.meter import Answer, Answers, Candidate, Question
 from tunefarm.bench.worker import Built, measure
 from tunefarm.builds import BuildBoard
@@ -140,7 +141,8 @@ def _measure_all(
         for numbers in batches:
             question = _question(resolved, study, board, numbers, num_samples)
             name = f"measure:{study.study.key}:{len(numbers)}:{numbers[0]}"
-            job = Job(id=name, role="measure", where=study.study.device.key, timeout_s=MEASURE_TIMEOUT_S)
+            timeout_s = MEASURE_TIMEOUT_S + CEILING_S * len(numbers)
+            job = Job(id=name, role="measure", where=study.study.device.key, timeout_s=timeout_s)
             jobs[name] = (job, functools.partial(measure, question)), numbers
         batches = []
         for done in _all(resolved, dispatch, [call for call, _ in jobs.values()]):

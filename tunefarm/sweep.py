@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tunefarm.bench.faults import CEILING_S
 from tunefarm.bench.meter import Answers, Question
 from tunefarm.bench.worker import measure
 from tunefarm.builds import BUILD_S, BuildBoard
@@ -231,7 +232,7 @@ class Sweep:
             where="" if replay else question.device.key,
             cost_s=0.02 * len(question.candidates),
             priority=1 if question.rung == FINAL else 0,
-            timeout_s=MEASURE_TIMEOUT_S,
+            timeout_s=MEASURE_TIMEOUT_S + CEILING_S * len(question.candidates),
             essential=question.rung == FINAL,
         )
 

@@ -1,4 +1,4 @@
-"""Faults: what an exception says about the candidate that raised it, and about the process it was raised in.
+"""Faults: what an exception, or a process's death, says about the candidate; and how long a candidate is waited for.
 
 After some CUDA errors every later call of the process fails with the same words: they are sticky, and only a fresh
 process helps. Others leave the process as good as before.
@@ -13,11 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunefarm.bench.meter import Answer
-from tunefarm.errors import InfrastructureError
+from tunefarm.errors import InfrastructureError, WorkerLost
 from tunefarm.trial import Failure, Outcome
 
 MAX_MESSAGE = 400
 """Characters of a failure's message."""
+
+FIRST_S, FLOOR_S, CEILING_S = 30.0, 5.0, 120.0
+"""Seconds for the first candidate of a process, which also compiles Triton's host launcher; the least for others; and
+for all while nothing is known of the problem's times. Loading and checking a candidate takes a fraction of a second."""
+
+HOPELESS, SLOW = 100.0, 5.0
+"""How many times as long as expected a candidate may take within the ceiling, and in any case."""
 
 
 class Poisoned(Exception):
@@ -73,6 +80,9 @@ SAYINGS: Mapping[str, Fault] = {
 BROKEN = ("uncorrectable ECC error", "fallen off the bus", "device is lost", "unrecoverable", "no CUDA-capable device")
 """Words that accuse the machine, whatever the candidate."""
 
+# What `faulthandler` writes, the first line of which says less than the signal's name does.
+_DUMP = re.compile(r"Fatal Python error|Current thread|Thread 0x|Stack \(most|File \"|Binary file|<|\.\.\.|Timeout \(")
+_FRAME = re.compile(r'File "(.+)", line (\d+) in ')
 _SPEAKERS = re.compile(r"\s*(CUDA (driver )?error|Triton Error \[|cuda runtime error|CUDA out of memory)")
 
 
@@ -119,6 +129,56 @@ def failed(number: int, error: BaseException, *, alone: bool = True) -> Answer:
     if fault.sticky or not _is_sound():
         raise Poisoned(*([answer] if alone else [])) from None
     return answer
+
+
+def obituary(lost: WorkerLost, stage: str, patience_s: float) -> Failure:
+    """Why a candidate failed whose process died: what it cried last, and where in Python it was.
+
+    Args:
+        lost: how it died.
+        stage: what it was at.
+        patience_s: how long it was waited for.
+    """
+    lines = [line.strip() for line in lost.words.splitlines()]
+    cries = [line for line in lines if line and not _DUMP.match(line)]
+    frames = [found for line in lines if (found := _FRAME.match(line))]
+    # The user's own line rather than the library's that it called.
+    frames = [frame for frame in frames if "site-packages" not in frame[1]] or frames
+    cry = f"no answer within {patience_s:.3g} s" if lost.death == "hung" else cries[0] if cries else "no last words"
+    place = f" ({frames[0][1]}:{frames[0][2]})" if frames else ""
+    message = cry[: MAX_MESSAGE - len(place)] + place
+    return Failure(stage=stage, kind=lost.death, message=message, detail=lost.words[:4000])
+
+
+@dataclass(slots=True)
+class Pace:
+    """How long candidates of one problem take, and so how long one is waited for.
+
+    Attributes:
+        reference_ms: time of the reference, where known.
+        best_ms: median of the fastest candidate so far.
+        warm: a candidate has been answered in this process.
+    """
+
+    reference_ms: float | None = None
+    best_ms: float | None = None
+    warm: bool = False
+
+    def learn(self, answer: Answer) -> None:
+        """Takes in what became of a candidate."""
+        self.warm = True
+        if answer.measurement is not None:
+            found_ms = answer.measurement.median_ms
+            self.best_ms = found_ms if self.best_ms is None else min(self.best_ms, found_ms)
+
+    def patience_s(self, num_launches: int) -> float:
+        """How long a candidate may take that is launched so often."""
+        usual_ms = self.reference_ms if self.best_ms is None else self.best_ms
+        if usual_ms is None:
+            return CEILING_S
+        expected_s = num_launches * usual_ms / 1e3
+        least_s = FLOOR_S if self.warm else FIRST_S
+        return max(least_s, min(CEILING_S, HOPELESS * expected_s), SLOW * expected_s)
 
 
 def first_line(error: BaseException) -> str:

@@ -109,7 +109,7 @@ def learn(workload: Workload, inputs: Mapping[str, Any], config: Config | None, 
             call(workload, inputs, config)
         except SpecError:
             raise
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             raise SpecError(
                 f"the call of {workload.name} raised {type(e).__name__}: {e}{_users_line(e)}",
                 hint="it must run on tensors without data (device meta): no .item(), no branches on values",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tunefarm.search.buckets import Bucket
 from tunefarm.search.outlook import Outlook
 from tunefarm.search.rungs import RUNGS
-from tunefarm.trial import FAILURES, Trial, describe
+from tunefarm.trial import FAILURES, PREPARE, Trial, describe
 
 CLOSING_SIGMAS = 3.0
 """A bucket closes when even this many standard deviations better than expected, its best member loses."""
@@ -122,6 +122,8 @@ def plausible_gain(outlook: Outlook, open_numbers: Sequence[int]) -> float:
 def hopeless(trials: Sequence[Trial]) -> str:
     """Why a study cannot go on: everything tried so far failed, often enough, and in one way. Empty if it can."""
     failures = [trial.failure for trial in trials if trial.failure is not None and trial.outcome in FAILURES]
+    if whole := [failure for failure in failures if failure.stage == PREPARE]:
+        return f"the problem cannot be measured: {whole[0].kind}: {whole[0].message}"
     stages = {failure.stage for failure in failures}
     came_further = any(trial.measurements or (trial.build and "build" in stages) for trial in trials)
     alike = {(failure.stage, failure.kind, failure.message) for failure in failures}
