@@ -29,8 +29,12 @@ NUM_INTERPRETED, NUM_COMPILED = 2, 8
 """Configs tried beside the default, and configs compiled for each device."""
 
 SMALL: Mapping[str, list[dict[str, Value]]] = {
+    "add_relu_add": [{"n_rows": 5, "n_cols": 1000}, {"n_rows": 3, "n_cols": 4097}],
+    "layer_norm": [{"n_rows": 5, "n_cols": 1000}, {"n_rows": 2, "n_cols": 20000}],
+    "layer_norm_backward": [{"n_rows": 5, "n_cols": 1000}, {"n_rows": 141, "n_cols": 96}],
     "rms_norm": [{"n_rows": 5, "n_cols": 1000}, {"n_rows": 2, "n_cols": 20000}],
     "softmax": [{"n_rows": 5, "n_cols": 1000}, {"n_rows": 2, "n_cols": 40001}],
+    "swiglu": [{"n_rows": 5, "n_cols": 1000}, {"n_rows": 3, "n_cols": 4097}],
     "vector_add": [{"n_elements": 1000}, {"n_elements": 70001}],
 }
 """By experiment, sizes that an interpreter gets through; what they leave out is as in the first problem."""

@@ -1,4 +1,4 @@
-"""RMS norm of rows: one read and one write of the matrix where a row fits a block, a second read (from L2) where not."""
+"""RMS norm of rows: one read and one write of the matrix where a row fits a block, another read (from L2) if not."""
 
 import torch
 import triton
