@@ -30,9 +30,14 @@ NUM_INTERPRETED, NUM_COMPILED = 2, 8
 
 SMALL: Mapping[str, list[dict[str, Value]]] = {
     "add_relu_add": [{"n_rows": 5, "n_cols": 1000}, {"n_rows": 3, "n_cols": 4097}],
+    "cross_entropy": [{"n_rows": 9, "n_cols": 1000}, {"n_rows": 5, "n_cols": 70001}],
     "layer_norm": [{"n_rows": 5, "n_cols": 1000}, {"n_rows": 2, "n_cols": 20000}],
     "layer_norm_backward": [{"n_rows": 5, "n_cols": 1000}, {"n_rows": 141, "n_cols": 96}],
     "rms_norm": [{"n_rows": 5, "n_cols": 1000}, {"n_rows": 2, "n_cols": 20000}],
+    "rope": [
+        {"batch": 2, "length": 5, "n_q_heads": 6, "n_k_heads": 2, "head_dim": 64},
+        {"batch": 1, "length": 3, "n_q_heads": 5, "n_k_heads": 5, "head_dim": 24},
+    ],
     "softmax": [{"n_rows": 5, "n_cols": 1000}, {"n_rows": 2, "n_cols": 40001}],
     "swiglu": [{"n_rows": 5, "n_cols": 1000}, {"n_rows": 3, "n_cols": 4097}],
     "vector_add": [{"n_elements": 1000}, {"n_elements": 70001}],
