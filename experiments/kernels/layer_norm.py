@@ -115,7 +115,7 @@ def layer_norm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Layer norm over the last dimension of a matrix; and the rows' mean and 1 / deviation, for the backward pass."""
-    x = x.contiguous()
+    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
     n_rows, n_cols = x.shape
     y = torch.empty_like(x)
     mean, rstd = torch.empty(2, n_rows, dtype=torch.float32, device=x.device).unbind()

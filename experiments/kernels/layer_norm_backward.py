@@ -90,7 +90,7 @@ def layer_norm_backward(
     n_rows, n_cols = x.shape
     if n_cols > MAX_COLS:
         raise ValueError(f"layer_norm_backward takes rows of at most {MAX_COLS} elements, not {n_cols}")
-    x, dy = x.contiguous(), dy.contiguous()
+    dy, x, weight, mean, rstd = (given.contiguous() for given in (dy, x, weight, mean, rstd))
     dx = torch.empty_like(x)
     partial = torch.empty(2, MAX_PROGRAMS, n_cols, dtype=torch.float32, device=x.device)
     programs = MAX_PROGRAMS

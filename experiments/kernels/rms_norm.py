@@ -79,7 +79,7 @@ def rms_norm_kernel(
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> tuple[torch.Tensor, torch.Tensor]:
     """RMS norm over the last dimension of a matrix, and the rows' factors that its backward pass needs."""
-    x = x.contiguous()
+    x, weight = x.contiguous(), weight.contiguous()
     n_rows, n_cols = x.shape
     y = torch.empty_like(x)
     rstd = torch.empty(n_rows, dtype=torch.float32, device=x.device)

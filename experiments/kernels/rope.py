@@ -64,16 +64,17 @@ def rope_kernel(
 ):
     """Heads of TOKENS tokens a program; a token's heads lie side by side, its position is its number modulo length."""
     lane = tl.arange(0, BLOCK_D)
-    first = tl.program_id(0).to(tl.int64) * TOKENS
+    first = tl.program_id(0) * TOKENS
     for token in range(first, tl.minimum(first + TOKENS, n_tokens)):
         row = token % length * (HEAD_DIM // 2)
         cos = tl.load(cos_ptr + row + lane, mask=lane < HEAD_DIM // 2).to(tl.float32)[None, :]
         sin = tl.load(sin_ptr + row + lane, mask=lane < HEAD_DIM // 2).to(tl.float32)[None, :]
         # Scalars first: a 64-bit offset for each element would cost two registers an element.
-        q_out = q_out_ptr + token * n_q_heads * HEAD_DIM
-        k_out = k_out_ptr + token * n_k_heads * HEAD_DIM
-        rotate_heads(q_ptr + token * q_stride, q_out, cos, sin, n_q_heads, HEAD_DIM, BLOCK_D, HEADS, KEEP)
-        rotate_heads(k_ptr + token * k_stride, k_out, cos, sin, n_k_heads, HEAD_DIM, BLOCK_D, HEADS, KEEP)
+        far = tl.cast(token, tl.int64)
+        q_out = q_out_ptr + far * n_q_heads * HEAD_DIM
+        k_out = k_out_ptr + far * n_k_heads * HEAD_DIM
+        rotate_heads(q_ptr + far * q_stride, q_out, cos, sin, n_q_heads, HEAD_DIM, BLOCK_D, HEADS, KEEP)
+        rotate_heads(k_ptr + far * k_stride, k_out, cos, sin, n_k_heads, HEAD_DIM, BLOCK_D, HEADS, KEEP)
 
 
 def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
