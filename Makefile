@@ -18,7 +18,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Every candidate of every experiment, for every arch it names: minutes of all CPUs. ONLY="softmax rms_norm" for a few.
+# Every candidate of every experiment, for every arch it names, on all CPUs; ONLY="softmax rms_norm" for a few.
 compile-all: $(READY)
 	$(BIN)/python experiments/benchmarks/compile_all.py $(if $(ONLY),--only $(ONLY))
 
