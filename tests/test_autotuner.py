@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import pytest
 import torch
 import triton
 from runtime_kernels import CONFIGS, LADDER, SM_90, block, foreign, make_pack, make_row, own, pruned
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tunefarm
 from tunefarm.errors import MissError, UserError
+from tunefarm.frozen import FrozenMap
 from tunefarm.runtime.activation import activate, deactivate, install, report
 
 
@@ -70,6 +73,16 @@ def test_eager_misses_are_the_default_and_are_reported(chosen: Callable[..., int
         "n is 4096, tuned for (724, 2048]", "n is not div16, tuned div16", "y is not div16, tuned div16",
         "x is fp16, tuned fp32",
     }  # fmt: skip
+
+
+def test_descriptors_find_the_rows_that_were_tuned_with_descriptors(chosen: Callable[..., int]) -> None:
+    row = make_row(256, block(128))
+    activate(make_pack(own, replace(row, match=replace(row.match, facts=FrozenMap(n="div16")))), device=SM_90)
+    x = torch.zeros(256)
+    narrow, wide = (TensorDescriptor.from_tensor(x, [size]) for size in (16, 64))
+    assert [chosen(own, narrow, narrow, 256), chosen(own, wide, wide, 256)] == [128, 128]
+    assert chosen(own, TensorDescriptor.from_tensor(x.half(), [16]), narrow, 256) == 64
+    assert chosen(own, x, x, 256) == 64
 
 
 def test_a_foreign_miss_is_the_stock_autotuner(chosen: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:

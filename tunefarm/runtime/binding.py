@@ -15,10 +15,12 @@ from tunefarm.problem import Problem
 from tunefarm.runtime.active import ACTIVE, Tally, log
 from tunefarm.runtime.kernels import (
     Signature,
+    is_aligned,
     live_device,
     problem_of,
     signature_of,
     spelling,
+    tensor_of,
     triton_config,
     triton_version,
 )
@@ -132,12 +134,13 @@ class Binding:
         key: list[Any] = [values.get(name) for name in self._dims]
         index = None
         for name in self._tensors:
-            value: Any = values.get(name)
-            if hasattr(value, "data_ptr"):
-                index = value.device.index
-                key.append((value.dtype, value.data_ptr() % 16 == 0, index))
-            else:
+            value = values.get(name)
+            tensor = tensor_of(value)
+            if tensor is None:
                 key.append(value is None)
+            else:
+                index = tensor.device.index
+                key.append((tensor.dtype, is_aligned(value), index))
         choice = self._memo.get(tuple(key))
         if choice is None:
             choice = self._decide(values, index)

@@ -66,6 +66,16 @@ def spelling(dtype: Any) -> str:
     return _SPELLING.get(name, name)
 
 
+def tensor_of(argument: Any) -> Any:
+    """The tensor that an argument is, or that a tensor descriptor holds; None for anything else."""
+    return argument if hasattr(argument, "data_ptr") else getattr(argument, "base", None)
+
+
+def is_aligned(argument: Any) -> bool:
+    """Whether it is a tensor that starts at a multiple of 16 bytes; of descriptors, which all do, nobody asks."""
+    return hasattr(argument, "data_ptr") and argument.data_ptr() % 16 == 0
+
+
 def problem_of(values: Mapping[str, Any], dims: tuple[str, ...], tensors: tuple[str, ...]) -> Problem:
     """The facts of a call, as far as rows of its kernel name them.
 
@@ -85,11 +95,12 @@ def problem_of(values: Mapping[str, Any], dims: tuple[str, ...], tensors: tuple[
                 facts[name] = "div16"
     for name in tensors:
         value = values.get(name)
+        tensor = tensor_of(value)
         if value is None:
             facts[name] = "none"
-        elif hasattr(value, "dtype"):
-            dtypes[name] = spelling(value.dtype)
-            if value.data_ptr() % 16 == 0:
+        elif tensor is not None:
+            dtypes[name] = spelling(tensor.dtype)
+            if is_aligned(value):
                 facts[name] = "div16"
     return Problem(dims=FrozenMap(found), dtypes=FrozenMap(dtypes), facts=FrozenMap(facts))
 
