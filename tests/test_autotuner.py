@@ -18,6 +18,7 @@ from runtime_kernels import CONFIGS, LADDER, SM_90, block, foreign, make_pack, m
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tunefarm
+from tunefarm.config import Config
 from tunefarm.errors import MissError, UserError
 from tunefarm.frozen import FrozenMap
 from tunefarm.runtime.activation import activate, deactivate, install, report
@@ -216,6 +217,31 @@ def test_tf_079_without_one_hook_for_all_a_new_config_is_not_used(
     assert mixed.configs == configs
     assert chosen(mixed, x, x, 256) == 32  # declared, hook and all
     assert "different pre_hooks" in caplog.text
+
+
+def test_the_config_of_a_launch_is_known_beforehand(chosen: Callable[..., int]) -> None:
+    x, y = torch.zeros(4096), torch.zeros(4096)
+    assert own.config_for(x, y, 256).params["BLOCK"] == 64
+    activate(make_pack(own, *LADDER), device=SM_90)
+    assert own.config_for(x, y, 256) == own.config_for(n=256, y=y, x=x) == LADDER[0].config
+    assert own.config_for(x, y, 4096) == Config(params={"BLOCK": 64}, options={"num_warps": 4, "num_stages": 3})
+    assert report().num_hits == report().num_misses == 0
+    for n in (256, 512, 1024, 4096):
+        assert chosen(own, x, y, n) == own.config_for(x, y, n).params["BLOCK"]
+    assert (report().num_hits, report().num_misses) == (3, 1)
+    activate(make_pack(own), strict=True, device=SM_90)
+    with pytest.raises(MissError):
+        own.config_for(x, y, 4096)
+
+
+def test_a_config_that_only_tuning_can_tell_is_not_guessed() -> None:
+    install(foreign)
+    x = torch.zeros(4096)
+    with pytest.raises(UserError, match=r"(?s)after its own tuning only.*on_miss='default'"):
+        foreign.config_for(x, x, 4096)
+    activate(make_pack(foreign, *LADDER), device=SM_90, on_miss="default")
+    assert foreign.config_for(x, x, 256) == LADDER[0].config
+    assert foreign.config_for(x, x, 4096).params["BLOCK"] == 64
 
 
 def test_what_was_declared_stays_readable() -> None:

@@ -114,6 +114,15 @@ def triton_config(config: Config, pre_hook: Any = None) -> Any:
     return triton.Config({**config.params, **rest}, **fields, pre_hook=pre_hook)
 
 
+def plain_config(config: Any, signature: Signature) -> Config:
+    """A `triton.Config` of a kernel as a config; its pre_hook is left out."""
+    flat = {name: value for name, value in config.all_kwargs().items() if (name, value) != ("num_ctas", 1)}
+    return Config(
+        params=FrozenMap((name, value) for name, value in flat.items() if name in signature.arguments),
+        options=FrozenMap((name, value) for name, value in flat.items() if name not in signature.arguments),
+    )
+
+
 @functools.cache
 def triton_version() -> str:
     """The version of Triton in this process."""
