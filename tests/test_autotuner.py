@@ -298,18 +298,45 @@ def test_real_launches_obey_the_pack(tmp_path: Path) -> None:
         print(*[double(torch.rand(n)) for n in (128, 1024, 800, 2048)], double(torch.rand(1000)))
         print(report().num_hits, report().num_misses)
     """
-    env = {
-        **os.environ,
-        "TRITON_INTERPRET": "1",
-        "PYTHONPATH": f"{tmp_path}:{Path(__file__).parent}:{Path(__file__).parents[1]}",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    assert interpreted(script, tmp_path) == ["64", "16 256 256 64 64", "3 2"]
+
+
+def interpreted(script: str, *folders: Path) -> list[str]:
+    """The lines that a script prints under Triton's interpreter."""
+    path = [*folders, Path(__file__).parent, Path(__file__).parents[1]]
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(map(str, path))}
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, cwd=path[-1], env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["64", "16 256 256 64 64", "3 2"]
+    return done.stdout.splitlines()
+
+
+def test_arguments_are_prepared_for_the_config_that_is_launched() -> None:
+    """Token ids of a mixture of experts are padded to the blocks of the pack's config, and of the default without."""
+    script = """
+        import torch, tunefarm
+        from runtime_kernels import SM_90, make_pack
+        from tunefarm.frozen import FrozenMap
+        from tunefarm.pack import Match, Row
+        from tunefarm.spec.importing import import_object
+
+        moe = import_object("kernels/fused_moe.py:workload", "experiments")
+        inputs = moe.inputs("cpu", 0, tokens=20, experts=4, top_k=2, hidden=32, intermediate=16, dtype="fp32")
+
+        def launch():
+            assert torch.allclose(moe.call(**inputs), moe.reference(**inputs), atol=1e-4), "wrong result"
+            print(moe.kernel.best_config.kwargs["BLOCK_M"])
+
+        launch()
+        tensors = {"x_ptr": "fp32", "w_ptr": "fp32", "c_ptr": "fp32"}
+        tensors |= {"slots_ptr": "i32", "experts_ptr": "i32", "ends_ptr": "i32"}
+        dims = {"num_slots": 40, "num_experts": 4, "N": 32, "K": 32, "TOP_K": 2}
+        facts = dict.fromkeys([*tensors, "N", "K"], "div16")
+        match = Match(dims=FrozenMap(dims), dtypes=FrozenMap(tensors), facts=FrozenMap(facts))
+        config = tunefarm.Config(params={"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "GROUP_M": 1})
+        row = Row(match=match, measured_at=match.dims, config=config, median_ms=1.0, interval_ms=(1.0, 1.0))
+        tunefarm.activate(make_pack(moe.kernel, row), device=SM_90)
+        launch()
+        print(tunefarm.report().num_hits, tunefarm.report().num_misses)
+    """
+    assert interpreted(script) == ["64", "16", "1 0"]
