@@ -19,6 +19,7 @@ from tunefarm.bench.meter import Answer, Answers, Candidate, Question
 from tunefarm.bench.tensors import explained
 from tunefarm.bench.worker import measure
 from tunefarm.config import Config
+from tunefarm.frozen import FrozenMap
 from tunefarm.seams import Fleet, Retire, Worker
 from tunefarm.trial import Failure, Measurement, Outcome
 
@@ -112,10 +113,23 @@ def break_finals(how: str, question: Question) -> Any:
 # ---- a GPU that is made up, and candidates that do real harm ----
 
 Deed = Callable[[], Any]
+"""What a candidate does before it is timed; a failure that it returns says that its outputs are wrong."""
+ILLEGAL = "CUDA error: an illegal memory access was encountered\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
+
+
+class Quiet:
+    """A GPU that is made up is never disturbed."""
+
+    def begin(self) -> None:
+        pass
+
+    def end(self) -> FrozenMap[Any]:
+        return FrozenMap()
 
 
 class Perilous:
-    """A meter with times of a bowl; some candidates, and some problems by their n, do something first."""
+    """A meter with times of a bowl; some problems, by their n, and some candidates, everywhere or with one n, do
+    something first."""
 
     reference_ms: float | None = 0.05
     notices: tuple[str, ...] = ()
@@ -130,9 +144,16 @@ class Perilous:
     def measure(self, candidates: Sequence[Candidate], question: Question) -> Iterator[Answer]:
         for candidate in candidates:
             try:
-                self._deeds.get(candidate.config, lambda: None)()
+                here = self._deeds.get((candidate.config, question.variables["n"]), lambda: None)
+                wrong = self._deeds.get(candidate.config, here)()
             except Exception as e:
                 yield failed(candidate.number, e)
+                continue
+            if isinstance(wrong, Failure):
+                yield Answer(number=candidate.number, outcome=Outcome.WRONG_RESULT, failure=wrong)
+                continue
+            if not question.num_samples:
+                yield Answer(number=candidate.number)
                 continue
             time_ms = smooth(candidate.config, question.variables)
             measurement = Measurement(
@@ -151,4 +172,5 @@ def measure_perilously(deeds: Mapping[Any, Deed], roll: Path, question: Question
         file.write(f"{os.getpid()}\n")
     faults.FIRST_S = faults.FLOOR_S = 1.0
     worker._meters.setdefault("gpu", Perilous(deeds))
+    worker._watch = Quiet()  # type: ignore[assignment]
     return measure(question)

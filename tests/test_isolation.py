@@ -14,7 +14,7 @@ from typing import Any
 import farm
 import pytest
 from farm import GPU, check_ledger, events, play, write_experiment
-from rigged import Pretended, measure_perilously
+from rigged import ILLEGAL, Pretended, measure_perilously
 
 import tunefarm.builds
 from tunefarm.config import Config
@@ -41,7 +41,6 @@ def abort_in_the_driver() -> None:
 
 
 SPACE: dict[str, list[object]] = {"BLOCK": [64, 128, 256], "MARK": [0, 1, 2, 3], "num_warps": [2]}
-ILLEGAL = "CUDA error: an illegal memory access was encountered\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
 MEMORY = "CUDA out of memory. Tried to allocate 14.00 GiB. GPU 0 has a total capacity of 16 GiB of which 12 GiB is free"
 
 Expected = tuple[Callable[[], Any], Outcome, str, str]
