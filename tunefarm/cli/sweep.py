@@ -145,7 +145,8 @@ def _open_ledger(order: _Order, planned: Sequence[PlannedStudy]) -> FileLedger:
             source_hash(workload.kernel),
             [_text(part) for part in (workload.call, workload.reference, workload.inputs)],
             [workload.restore, workload.zero, workload.atol, workload.rtol],
-            [spec.accept.atol, spec.accept.rtol, spec.search.seed, spec.timer],
+            [spec.accept.atol, spec.accept.rtol, spec.accept.same_bits, [check.label for check in spec.checks]],
+            [spec.search.seed, spec.timer],
             dict(toolchain()),
             [[t.device.key, t.meter, _fingerprint(t.landscape)] for t in dict.fromkeys(s.target for s in planned)],
         ]
