@@ -38,10 +38,13 @@ FLUSH_BYTES = 256 << 20
 """Written before each cold sample: several times the L2 of any GPU we know."""
 NUM_REFERENCE, MAX_REFERENCE_MS = 9, 500.0
 """Samples of the reference, and the sum of their durations after which there are no more."""
-
-
 NUM_REPEATS = 2
 """Calls that must give the same bits as the first, where that is asked for."""
+NO_BASELINE = Failure(
+    stage="verify", kind="no baseline",
+    message="accept.same_bits is default, and there is no default config that can be built to compare with: give the "
+            "workload one that can, or ask for `repeat`",
+)  # fmt: skip
 
 
 class GpuMeter:
@@ -228,7 +231,9 @@ class GpuMeter:
             for _ in range(NUM_REPEATS):
                 if failure := other_bits(outputs, self._again(candidate, question), "those of an equal launch"):
                     return failure
-        if question.same_bits == "default" and question.baseline is not None:
+        if question.same_bits == "default":
+            if question.baseline is None:
+                return NO_BASELINE
             if self._baseline is None:
                 self._baseline = self._again(question.baseline, question)
             return other_bits(outputs, self._baseline, "the default config's")
