@@ -23,7 +23,7 @@ from tunefarm.search.search import StudySearch
 from tunefarm.spec.experiment import Experiment
 from tunefarm.study import Status, StudyResult
 from tunefarm.tally import Tally
-from tunefarm.trial import PREPARE, Outcome, Trial, to_json
+from tunefarm.trial import PREPARE, Outcome, Trial, describe, to_json
 from tunefarm.wants import Got, Steps, Want, lost_answer
 from tunefarm.wants import question as ask
 
@@ -82,9 +82,10 @@ class Contest:
         yield from self._explore(search)
         winner = yield from self._finals(search).run_through()
         if winner is None:
-            reason = self._ended(search) or "no candidate could be measured"
+            reason = _failed_late(search.trials) or self._ended(search) or "no candidate could be measured"
             self.minutes.note("no_winner", status=Status.NO_WINNER.value, reason=reason)
             return self._result(search, Status.NO_WINNER, reason)
+        self.tally.weigh(planned.study.label, winner, self.experiment.timer)
         self.minutes.note("winner", winner=to_json(winner))
         return dataclasses.replace(self._result(search, Status.WINNER, self._ended(search)), winner=winner)
 
@@ -150,7 +151,7 @@ class Contest:
     def _explore(self, search: StudySearch) -> Steps:
         """Batch after batch: compile what is asked, measure it on its rung, let the search decide."""
         while not self._spent and (requests := search.ask()):
-            yield from self._build(search, sorted({request.number for request in requests}))
+            yield from self._build(search, sorted({request.number for request in requests} | self._yardsticks(search)))
             answers = yield from self._measure(search, search.pending)
             for request, answer in sorted(answers.items(), key=lambda item: item[0].number):
                 if answer.measurement is not None:
@@ -160,6 +161,11 @@ class Contest:
                     assert answer.failure is not None
                     decisions = search.tell(request.number, (answer.outcome, answer.failure))
                 self.minutes.decided(decisions, search.trials)
+
+    def _yardsticks(self, search: StudySearch) -> set[int]:
+        """Candidates whose outputs the others' are compared with."""
+        wanted = self.experiment.accept.same_bits == "default"
+        return {t.number for t in search.trials if wanted and t.config == self.planned.default}
 
     def _watch(self, search: StudySearch) -> None:
         medians = [t.median_ms for t in search.trials if t.median_ms is not None]
@@ -300,6 +306,16 @@ class Contest:
             flops=planned.flops,
             reference_ms=self.tally.reference_ms,
         )
+
+
+def _failed_late(trials: Sequence[Trial]) -> str:
+    """What is said where candidates could be measured and none passed checks and finals; empty if none could be."""
+    failed = [trial for trial in trials if trial.measurements and trial.failure is not None]
+    if not failed:
+        return ""
+    fastest = min(failed, key=lambda trial: trial.median_ms or 0.0)
+    assert fastest.failure is not None
+    return f"no finalist passed: {len(failed)} were measured and failed later, the fastest by {describe(fastest.failure)}"
 
 
 def _no_meter(planned: PlannedStudy, num_built: int) -> str:

@@ -8,6 +8,10 @@ from typing import Any
 
 from tunefarm.bench.meter import Answers
 from tunefarm.frozen import FrozenMap
+from tunefarm.trial import Winner
+
+SHORT_MS = 0.01
+"""Below this a cold time is mostly of the launch, which costs some microseconds, and of the events around it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,6 +53,18 @@ class Tally:
         self.notices.update(dict.fromkeys(answers.notices))
         if answers.reference_ms is not None:
             self.reference_ms = answers.reference_ms
+
+    def weigh(self, label: str, winner: Winner, timer: str) -> None:
+        """Takes in who won, for a notice where the timer is too coarse for such times.
+
+        Args:
+            label: of the study.
+            winner: with its time in the finals.
+            timer: how that was taken.
+        """
+        if self.holds_gpu and timer == "cold" and winner.median_ms < SHORT_MS:
+            text = f"{label}: {winner.median_ms * 1e3:.3g} us cold, of which starting a kernel is a large part"
+            self.notices[f"{text}: `timer: graph` times many launches at once"] = None
 
     @property
     def memory(self) -> dict[str, Any]:
