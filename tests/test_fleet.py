@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import time
@@ -49,6 +48,17 @@ def say(name: str) -> str | None:
 
 def retire(value: int) -> Retire:
     return Retire((value, os.getpid()))
+
+
+def remember_afresh(path: Path, seconds: float = 0.0) -> Retire | tuple[int, int]:
+    """Wants a process that has remembered nothing yet."""
+    with path.open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    if warm:
+        return Retire(again=True)
+    warm.append(0)
+    time.sleep(seconds)
+    return os.getpid(), len(warm)
 
 
 def fail(error: Exception) -> None:
@@ -215,6 +225,30 @@ def test_retire_delivers_the_value_and_replaces_the_process(fleet: Fleet) -> Non
     assert wait_until(lambda: not alive(pid))
 
 
+def test_a_job_that_asks_for_it_is_done_again_in_a_fresh_process(fleet: Fleet, tmp_path: Path) -> None:
+    """As finals do: the worker keeps the new process, and the job runs twice only where the first was not fresh."""
+    run(fleet, partial(remember, 1))
+    old = run(fleet, os.getpid)
+    new, count = run(fleet, partial(remember_afresh, tmp_path / "pids"))
+    assert [int(pid) for pid in (tmp_path / "pids").read_text().split()] == [old, new]
+    assert count == 1
+    assert new != old
+    assert wait_until(lambda: not alive(old))
+    assert run(fleet, partial(remember, 2)) == (0, 2)
+    assert run(fleet, os.getpid) == new
+
+
+def test_a_job_that_is_done_again_can_be_cancelled(fleet: Fleet, tmp_path: Path) -> None:
+    run(fleet, partial(remember, 1))
+    future = fleet.submit(partial(remember_afresh, tmp_path / "pids", 300.0), "build-0")
+    behind = fleet.submit(os.getpid, "build-0")
+    assert wait_until(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text().count("\n") == 2, 60.0)
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert future.cancel()
+    assert behind.result(timeout=60) not in pids
+    assert wait_until(lambda: not any(map(alive, pids)))
+
+
 def test_a_job_that_kills_its_process_is_lost_and_those_behind_it_are_not(fleet: Fleet) -> None:
     lost = fleet.submit(partial(os._exit, 1), "build-0")
     behind = [fleet.submit(partial(remember, n), "build-0") for n in range(3)]
@@ -293,96 +327,6 @@ def test_a_process_whose_job_was_cancelled_as_it_ended_is_not_used_again() -> No
     assert wait_until(lambda: log == ["kill", "kill", "bury"] * 2)
     post.stop()
     post.join()
-
-
-# ---- this machine ----
-
-
-def test_an_inline_worker_sees_its_gpu_only_by_the_name_the_driver_has_for_it() -> None:
-    """TF-102: a UUID or a MIG id is as good as a number."""
-    fleet = InlineFleet([H100, None, H100], visible=["MIG-aaaa", "GPU-cccc"], num_builders=0)
-    try:
-        seen = [run(fleet, partial(say, "CUDA_VISIBLE_DEVICES"), w.name) for w in fleet.workers]
-        assert seen == ["MIG-aaaa", "", "GPU-cccc"]
-        assert [w.device for w in fleet.workers] == [H100, None, H100]
-    finally:
-        fleet.close()
-
-
-def test_a_dead_process_has_last_words_and_its_children_die_with_it() -> None:
-    fleet = InlineFleet([], num_builders=1)
-    try:
-        with pytest.raises(WorkerLost, match=r"died of SIGSEGV.*\n.*out of cheese"):
-            run(fleet, partial(cry_and_die, signal.SIGSEGV))
-        pid = run(fleet, os.getpid)
-        future = fleet.submit(partial(sleep_in_a_child, 300.0), "build-0")
-        group: list[int] = []
-        assert wait_until(lambda: bool(group.extend(children(pid)) or group))
-        future.cancel()
-        assert wait_until(lambda: not any(map(alive, [pid, *group])))
-    finally:
-        fleet.close()
-
-
-def test_a_process_that_cannot_start_is_not_the_jobs_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet = InlineFleet([], num_builders=1)
-    monkeypatch.setattr(sys, "path", [])
-    try:
-        with pytest.raises(InfrastructureError, match=r"build-0 .*before it was ready.*\n.*(?s:.*)No module") as caught:
-            run(fleet, os.getpid)
-        assert not isinstance(caught.value, WorkerLost)
-        monkeypatch.setattr(sys, "executable", "/no/such/python")
-        with pytest.raises(InfrastructureError, match="build-0 cannot work: FileNotFoundError"):
-            run(fleet, os.getpid)
-    finally:
-        fleet.close()
-
-
-def children(pid: int) -> list[int]:
-    try:
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-
-
-def test_processes_start_with_their_first_job_and_none_is_left() -> None:
-    before = set(children(os.getpid()))
-    fleet = InlineFleet([None] * 4, num_builders=4)
-    assert set(children(os.getpid())) == before
-    pid = run(fleet, os.getpid)
-    fleet.close()
-    assert not Path(f"/proc/{pid}").exists()
-
-
-DRIVER = """\
-import sys, time
-from functools import partial
-from pathlib import Path
-from test_fleet import touch_and_sleep
-from tunefarm.fleet.inline import InlineFleet
-
-fleet = InlineFleet([], num_builders=1)
-fleet.submit(partial(touch_and_sleep, Path(sys.argv[1]), 300.0), "build-0")
-time.sleep(300)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a busy process with its parent")
-def test_a_busy_process_dies_with_its_driver_and_the_driver_needs_no_main_guard(tmp_path: Path) -> None:
-    """TF-107: workers are fresh interpreters that never import the driver's script."""
-    script = tmp_path / "driver.py"
-    script.write_text(DRIVER)
-    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
-    driver = subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path / "pid")], env={**os.environ, "PYTHONPATH": path}
-    )
-    try:
-        pid = wait_for_pid(tmp_path / "pid")
-        assert alive(pid)
-    finally:
-        driver.kill()
-        driver.wait()
-    assert wait_until(lambda: not alive(pid))
 
 
 def test_a_job_that_cannot_be_loaded_is_an_answer() -> None:

@@ -315,7 +315,9 @@ def _failed_late(trials: Sequence[Trial]) -> str:
         return ""
     fastest = min(failed, key=lambda trial: trial.median_ms or 0.0)
     assert fastest.failure is not None
-    return f"no finalist passed: {len(failed)} were measured and failed later, the fastest by {describe(fastest.failure)}"
+    return (
+        f"no finalist passed: {len(failed)} were measured and failed later, the fastest by {describe(fastest.failure)}"
+    )
 
 
 def _no_meter(planned: PlannedStudy, num_built: int) -> str:
