@@ -174,3 +174,39 @@ def measure_perilously(deeds: Mapping[Any, Deed], roll: Path, question: Question
     worker._meters.setdefault("gpu", Perilous(deeds))
     worker._watch = Quiet()  # type: ignore[assignment]
     return measure(question)
+
+
+class Disturbed(Quiet):
+    """A GPU that is made up and disturbed a number of times.
+
+    Attributes:
+        left: how often it will yet be.
+    """
+
+    def __init__(self, reason: str, times: int) -> None:
+        self._reason, self.left = reason, times
+
+    def end(self) -> FrozenMap[Any]:
+        self.left -= 1
+        return FrozenMap(disturbed=self._reason) if self.left >= 0 else FrozenMap()
+
+
+class Sitting(Perilous):
+    """Writes down each sitting, by what it is about."""
+
+    def __init__(self, roll: Path) -> None:
+        super().__init__({})
+        self._roll = roll
+
+    def measure(self, candidates: Sequence[Candidate], question: Question) -> Iterator[Answer]:
+        with self._roll.open("a") as file:
+            file.write(f"{question.rung}:{','.join(str(candidate.number) for candidate in candidates)}\n")
+        yield from super().measure(candidates, question)
+
+
+def measure_disturbed(reason: str, times: int, roll: Path, question: Question) -> Any:
+    """What a measuring worker does on a GPU that is disturbed in its first sittings."""
+    worker._meters.setdefault("gpu", Sitting(roll))
+    if not isinstance(worker._watch, Disturbed):
+        worker._watch = Disturbed(reason, times)  # type: ignore[assignment]
+    return measure(question)

@@ -6,12 +6,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from farm import GPU, KERNEL, measured, write_experiment, write_landscape
 from rigged import DEADLY, Pretended, answer_smoothly
 
 from tunefarm import landscape
+from tunefarm.bench.meter import Question
 from tunefarm.cli import opening
 from tunefarm.cli.__main__ import main
 from tunefarm.device import nominal
@@ -29,7 +31,15 @@ def own() -> Iterator[InlineFleet]:
 
 
 @pytest.fixture
-def command(tmp_path: Path, store: Path, own: InlineFleet, monkeypatch: pytest.MonkeyPatch) -> Command:
+def answer() -> Callable[[Question], Any]:
+    """What the GPU that is made up says."""
+    return answer_smoothly
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, store: Path, own: InlineFleet, answer: Callable[[Question], Any], monkeypatch: pytest.MonkeyPatch
+) -> Command:
     """`tunefarm` in this process, in a folder of its own; returns the exit code."""
     started = []
 
@@ -41,7 +51,7 @@ def command(tmp_path: Path, store: Path, own: InlineFleet, monkeypatch: pytest.M
     landscape.load_cached.cache_clear()  # A process does not change its folder but here.
     monkeypatch.setenv("TUNEFARM_CACHE", str(store))
     monkeypatch.setattr(opening, "has_gpu", lambda: True)
-    monkeypatch.setattr(opening, "open_fleet", lambda *_, **__: Kept(own, answer_smoothly))
+    monkeypatch.setattr(opening, "open_fleet", lambda *_, **__: Kept(own, answer))
 
     def run(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", ["tunefarm", *arguments])

@@ -1,0 +1,227 @@
+"""A GPU that was not itself while it measured: another process has it, somebody computes on it, its clocks move."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import test_measuring
+from farm import GPU, events, play, write_experiment
+from rigged import Pretended, measure_disturbed
+
+from tunefarm.bench import steady
+from tunefarm.bench.loaded import Loaded
+from tunefarm.bench.meter import NUM_WARMUP, Question
+from tunefarm.bench.sampling import alone, in_turn
+from tunefarm.bench.steady import disturbance
+from tunefarm.config import Config
+from tunefarm.errors import InfrastructureError
+from tunefarm.fleet.inline import InlineFleet
+from tunefarm.frozen import FrozenMap
+from tunefarm.pack import load_pack
+from tunefarm.plan import Target
+from tunefarm.problem import Problem
+from tunefarm.search.crown import crown
+from tunefarm.spec.workload import WorkloadRef
+from tunefarm.trial import FINAL
+
+command, own = test_measuring.command, test_measuring.own
+CONTENDED = "contended: 1 other processes computed on the GPU"
+THROTTLED = "throttled: sw_thermal at 1200 MHz, 87 degrees C"
+
+# ---- one process a GPU ----
+
+HOLDER = """\
+import sys, time
+from tunefarm.bench.steady import hold
+lock = hold(sys.argv[1])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A GPU that nobody else has heard of."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return f"GPU-{uuid.uuid4()}"
+
+
+@pytest.fixture
+def holder(gpu: str) -> Iterator[subprocess.Popen[str]]:
+    """Another measuring process that has it."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, gpu], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_who_comes_second_gives_up_and_names_the_first(gpu: str, holder: subprocess.Popen[str]) -> None:
+    """TF-054."""
+    with pytest.raises(
+        InfrastructureError, match=rf"{gpu} is measured on by another sweep \(process {holder.pid}\)"
+    ) as e:
+        steady.hold(gpu, wait_s=0.3)
+    assert "CUDA_VISIBLE_DEVICES" in e.value.hint
+
+
+def test_who_comes_second_waits_for_the_first_to_end(gpu: str, holder: subprocess.Popen[str]) -> None:
+    """TF-054: however it ends; the next one finds the new holder's name."""
+    threading.Timer(0.5, holder.kill).start()
+    with steady.hold(gpu, wait_s=30.0):
+        assert holder.wait() != 0
+        assert Path(tempfile.gettempdir(), f"tunefarm-{gpu}.lock").read_text() != f"{holder.pid}\n"
+        with steady.hold(f"{gpu}-other", wait_s=0.0):
+            pass
+
+
+# ---- what was seen ----
+
+
+@pytest.mark.parametrize(
+    ("seen", "drift", "said"),
+    [
+        ({}, 0.0, ""),
+        ({"num_others": 0, "throttle": "power_cap"}, -0.05, ""),
+        ({"num_others": 1}, 0.0, CONTENDED),
+        ({"throttle": "power_cap sw_thermal", "sm_mhz": 1200, "temperature_c": 87}, 0.0, THROTTLED),
+        ({}, 0.25, "drift: a fixed piece of work took 125% of its usual time"),
+        ({}, -0.2, "drift: a fixed piece of work took 80% of its usual time"),
+    ],
+    ids=["nothing", "a power cap", "contended", "throttled", "slower", "faster"],
+)
+def test_what_makes_times_untrustworthy(seen: dict[str, Any], drift: float, said: str) -> None:
+    """TF-052, TF-054: a power cap is part of what a kernel costs; all else passes."""
+    assert disturbance(seen, drift) == said
+
+
+@pytest.mark.parametrize(("reason", "times", "notices"), [
+    (CONTENDED, 1, []), (CONTENDED, 1000, [f"measured twice and still {CONTENDED}"]),
+    (THROTTLED, 1000, [f"measured twice and still {THROTTLED}"]),
+], ids=["once", "contended", "throttled"])  # fmt: skip
+def test_disturbed_times_are_taken_once_more_and_then_marked(
+    tmp_path: Path, store: Path, reason: str, times: int, notices: list[str]
+) -> None:
+    """TF-052, TF-054."""
+    experiment = write_experiment(tmp_path, devices=["sm_90"])
+    own = InlineFleet([GPU], num_builders=1)
+    try:
+        fleet = Pretended(own, partial(measure_disturbed, reason, times, tmp_path / "sittings"))
+        played = play(experiment, fleet, store, targets=[Target(device=GPU, meter="gpu")])
+    finally:
+        own.close()
+    (result,) = played.results
+    assert result.winner is not None
+    assert played.notices == notices
+    assert result.disturbed == (reason if notices else "")
+    marks = [e["measurement"]["telemetry"].get("disturbed", "") for e in events(played.ledger, "measured")]
+    assert set(marks) == {result.disturbed}
+    sittings = (tmp_path / "sittings").read_text().split()
+    num_questions = len(set(sittings))
+    # Exploration and finals have a process each, and here the first sitting of each is disturbed at least.
+    assert len(sittings) == (2 * num_questions if notices else num_questions + 2)
+
+
+@pytest.fixture
+def answer(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Question], Any]:
+    return partial(measure_disturbed, request.param, 1000, tmp_path / "sittings")
+
+
+@pytest.mark.parametrize(("answer", "is_exported"), [(CONTENDED, False), (THROTTLED, True)], indirect=["answer"])
+def test_a_contended_winner_is_not_exported(
+    tmp_path: Path, command: test_measuring.Command, capsys: pytest.CaptureFixture[str], is_exported: bool
+) -> None:
+    """TF-054: it may have won by that; heat strikes all finalists alike, and is said."""
+    write_experiment(tmp_path, devices=["sm_90"], export="fill.json")
+    assert command(*test_measuring.SWEEP) == 0
+    facts = json.loads(capsys.readouterr().out)
+    (study,) = facts["studies"]
+    assert study["status"] == "winner"
+    assert (facts["pack"] == "fill.json") is Path("fill.json").exists() is is_exported
+    left_out = f"fill sm_90 1000 fp32 is not exported ({CONTENDED}): sweep again on a quiet GPU"
+    assert (left_out in facts["notices"]) is not is_exported
+    if is_exported:
+        assert load_pack("fill.json").num_rows == 1
+
+
+# ---- clocks that move ----
+
+
+class Warming:
+    """A GPU whose clocks rise for 2 s and fall by 19 % after 5 s of work."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    @property
+    def speed(self) -> float:
+        ramp = min(1.0, 0.5 + 0.25 * self.now_s)
+        return ramp if self.now_s < 5.0 else 0.81
+
+
+class Running:
+    """A kernel on it: the same work each time, and what a sample takes around it."""
+
+    def __init__(self, gpu: Warming, work_ms: float) -> None:
+        self._gpu, self._work_ms = gpu, work_ms
+        self._taken: list[float] = []
+
+    def sample(self, flush: Any) -> None:
+        self._taken.append(self._work_ms / self._gpu.speed)
+        self._gpu.now_s += 0.03
+
+    def durations_ms(self) -> list[float]:
+        taken, self._taken = self._taken, []
+        return taken
+
+    def renew(self) -> None:
+        pass
+
+
+QUESTION = Question(
+    ref=WorkloadRef(call="", kernel="", object="", folder=""), device=GPU, problem=Problem(), variables=FrozenMap(),
+    candidates=(), rung=FINAL, num_samples=60,
+)  # fmt: skip
+WORKS_MS = {128: 1.0, 256: 1.03, 64: 1.06}
+
+
+def winner(blocks: list[int], taking: Callable[[dict[int, Loaded]], dict[int, list[float]]]) -> int:
+    gpu = Warming()
+    running = {number: cast(Loaded, Running(gpu, WORKS_MS[block])) for number, block in enumerate(blocks)}
+    durations = taking(running)
+    assert gpu.now_s > 5.0
+    finalists = [
+        (number, Config(params={"BLOCK": blocks[number]}), tuple(taken[NUM_WARMUP:]))
+        for number, taken in durations.items()
+    ]
+    return int(str(crown(finalists, None, None, 0.01, seed=0).config.params["BLOCK"]))
+
+
+def by_turns(running: dict[int, Loaded]) -> dict[int, list[float]]:
+    return in_turn(running, QUESTION, cast(Any, None))
+
+
+def one_by_one(running: dict[int, Loaded]) -> dict[int, list[float]]:
+    return {number: alone(loaded, QUESTION, cast(Any, None)) for number, loaded in running.items()}
+
+
+def test_clocks_that_move_do_not_decide() -> None:
+    """TF-052: one after the other the order would; by turns it does not."""
+    forward, backward = list(WORKS_MS), list(reversed(WORKS_MS))
+    assert winner(forward, one_by_one) != winner(backward, one_by_one)
+    assert winner(forward, by_turns) == winner(backward, by_turns) == 128
