@@ -132,8 +132,9 @@ def fused_moe(
 
     def grid(meta):
         if meta["BLOCK_M"] != block:
-            raise RuntimeError(f"token ids were padded to blocks of {block}, and {meta['BLOCK_M']} are launched")
-        return (max_blocks(num_slots, num_experts, block) * triton.cdiv(n, meta["BLOCK_N"]),)
+            # The pack's config could not be launched, and the default has taken its place.
+            pad_slots(topk_ids.flatten(), meta["BLOCK_M"], slots, experts, ends)
+        return (max_blocks(num_slots, num_experts, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)
 
     fused_moe_kernel[grid](**arguments)
     return c
