@@ -32,7 +32,7 @@ def grouped_tile(program, num_m, num_n, GROUP_M: tl.constexpr):
 
 @tunefarm.autotune(configs=[DEFAULT], key=["num_slots", "num_experts", "N", "K", "TOP_K"])
 @triton.heuristics({"EVEN_K": lambda args: args["K"] % args["BLOCK_K"] == 0})
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots"])  # any number of slots: one binary, one row of a pack
 def fused_moe_kernel(
     x_ptr, w_ptr, c_ptr, slots_ptr, experts_ptr, ends_ptr, num_slots, num_experts, N, K,
     TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
