@@ -9,8 +9,10 @@ from functools import partial
 from pathlib import Path
 
 import interpreted
+import numpy
 import pytest
 
+from tunefarm.bench.build import triton_version
 from tunefarm.bench.worker import BuildRequest, build
 from tunefarm.cli.opening import open_experiment
 from tunefarm.config import Config, Value
@@ -64,9 +66,15 @@ def drawn(study: PlannedStudy, count: int) -> list[Config]:
     return random.Random(study.study.key).sample(study.candidates, min(count, len(study.candidates)))
 
 
+def release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
 @pytest.fixture(scope="module")
 def interpreter() -> Iterator[LocalProcess]:
     """A process in which `triton.jit` makes Python functions: that is decided when Triton is imported."""
+    if release(triton_version()) < (3, 7) and release(numpy.__version__) >= (2, 4):
+        pytest.skip("the interpreter of Triton before 3.7 needs NumPy before 2.4: it makes numbers of arrays")
     process = LocalProcess("interpreter", {"TRITON_INTERPRET": "1"})
     yield process
     process.kill()
