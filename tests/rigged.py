@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from farm import TOOLCHAIN, smooth
 
-from tunefarm.bench.meter import Answer, Answers, Question
+from tunefarm.bench import faults, worker
+from tunefarm.bench.faults import failed
+from tunefarm.bench.meter import Answer, Answers, Candidate, Question
+from tunefarm.bench.tensors import explained
 from tunefarm.bench.worker import measure
 from tunefarm.config import Config
 from tunefarm.seams import Fleet, Retire, Worker
@@ -103,3 +107,48 @@ def break_finals(how: str, question: Question) -> Any:
         answer = Answer(number=guilty[0], outcome=Outcome.ILLEGAL_ACCESS, failure=failure)
         return Retire(Answers(answers=(answer,), toolchain=TOOLCHAIN))
     return answers
+
+
+# ---- a GPU that is made up, and candidates that do real harm ----
+
+Deed = Callable[[], Any]
+
+
+class Perilous:
+    """A meter with times of a bowl; some candidates, and some problems by their n, do something first."""
+
+    reference_ms: float | None = 0.05
+    notices: tuple[str, ...] = ()
+
+    def __init__(self, deeds: Mapping[Any, Deed]) -> None:
+        self._deeds = deeds
+
+    def prepare(self, question: Question) -> None:
+        with explained("input y of fill_kernel"):
+            self._deeds.get(question.variables["n"], lambda: None)()
+
+    def measure(self, candidates: Sequence[Candidate], question: Question) -> Iterator[Answer]:
+        for candidate in candidates:
+            try:
+                self._deeds.get(candidate.config, lambda: None)()
+            except Exception as e:
+                yield failed(candidate.number, e)
+                continue
+            time_ms = smooth(candidate.config, question.variables)
+            measurement = Measurement(
+                samples_ms=(time_ms,) * question.num_samples, warmup_ms=(1.0,), timer="cold", rung=question.rung,
+                source="measured",
+            )  # fmt: skip
+            yield Answer(number=candidate.number, measurement=measurement)
+
+    def close(self) -> None:
+        pass
+
+
+def measure_perilously(deeds: Mapping[Any, Deed], roll: Path, question: Question) -> Any:
+    """What a measuring worker does, with that meter and little patience; writes itself into the roll."""
+    with roll.open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    faults.FIRST_S = faults.FLOOR_S = 1.0
+    worker._meters.setdefault("gpu", Perilous(deeds))
+    return measure(question)

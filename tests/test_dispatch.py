@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ import pytest
 from farm import GPU
 
 from tunefarm.dispatch import Dispatch, Done
-from tunefarm.errors import InfrastructureError, SpecError
+from tunefarm.errors import InfrastructureError, SpecError, WorkerLost
 from tunefarm.fleet.inline import InlineFleet
 from tunefarm.schedule.events import Budget, Job, Limits
 from tunefarm.seams import Fleet
+from tunefarm.will import leave
 
 
 @pytest.fixture
@@ -53,6 +55,23 @@ def fail_first(mark: Path) -> str:
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Count:
+    """A will: how far a job had come, and how it ended."""
+
+    reached: int
+
+    def execute(self, lost: WorkerLost) -> str:
+        return f"{lost.death} at {self.reached}"
+
+
+def count_and_die(mark: Path, signal_number: int) -> None:
+    """Notes every process that it costs."""
+    leave(Count(reached=7), 60.0)
+    mark.write_text(mark.read_text() + "x" if mark.exists() else "x")
+    os.kill(os.getpid(), signal_number)
 
 
 def finish(dispatch: Dispatch) -> dict[str, Done]:
@@ -107,6 +126,22 @@ def test_a_job_that_costs_two_processes_is_condemned(own: InlineFleet) -> None:
     ended = finish(dispatch)
     assert ended["deadly"].condemned.count("died of SIGKILL") == 2
     assert ended["harmless"].value == 2
+
+
+def test_a_job_that_has_left_a_will_costs_one_process(own: InlineFleet, tmp_path: Path) -> None:
+    """TF-003: what it leaves behind is what it brings back; killed from outside, it is done again first."""
+    dispatch = Dispatch(own)
+    marks = tmp_path / "crash", tmp_path / "kill"
+    dispatch.submit(
+        [
+            (measure("crash"), partial(count_and_die, marks[0], signal.SIGSEGV)),
+            (measure("kill"), partial(count_and_die, marks[1], signal.SIGKILL)),
+        ]
+    )
+    ended = finish(dispatch)
+    assert ended["crash"] == Done(job="crash", value="SIGSEGV at 7")
+    assert ended["kill"].condemned.count("died of SIGKILL") == 2
+    assert [mark.read_text() for mark in marks] == ["x", "xx"]
 
 
 def test_a_job_that_takes_too_long_is_killed(own: InlineFleet) -> None:

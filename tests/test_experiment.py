@@ -56,6 +56,9 @@ inputs:
   ids: {shape: [M], dtype: i32, init: uniform, low: 0, high: 8}
   factor: {value: 1e-3}
 vars: {LIMIT: 4096}
+checks:
+  - {M: "cdiv(M, 2)", dtype: fp16}
+  - {inputs: {x: {strides: [M, 1], offset: 3, special: on}}}
 problems:
   - {M: [256, 512], N: [1e3, 2000], dtype: bf16, weight: 0.5}
   - {M: 0, N: 64, dtype: fp32}
@@ -225,7 +228,7 @@ BAD = [
     (HEAD + "search: {sampler: tpee}\n", "search.sampler", 5, "did you mean 'tpe'"),
     (HEAD + "budget: {trials: 0}\n", "budget.trials", 5, "at least 1"),
     (HEAD + "budget:\n", "budget", 5, "a mapping belongs here, not nothing"),
-    (HEAD + "timer: graph\n", "timer", 5, "not offered yet.*cold"),
+    (HEAD + "timer: warm\n", "timer", 5, "cold, hot, graph"),
     (HEAD + "accept: {same_bits: maybe}\n", "accept.same_bits", 5, "no, repeat, default"),
     (HEAD + "space: {}\n", "space", 5, "is empty"),
     (HEAD + "space:\n  BLOCK: []\n", "space.BLOCK", 6, "is empty"),

@@ -33,7 +33,7 @@ def test_a_worker_that_finds_another_kernel_does_not_fill_the_store(tmp_path: Pa
     resolved = open_experiment(write_experiment(tmp_path))
     (study, *_) = plan(resolved, [Target(device=GPU)])
     board = BuildBoard(resolved, BuildStore(tmp_path / "builds"))
-    request = board.slot(study, CONFIG).request
+    request = board.slot(study.call, CONFIG).request
     assert build(request)[0].build is not None
     with pytest.raises(UserError, match="finds another kernel"):
         build(dataclasses.replace(request, keys=("0" * 64,)))

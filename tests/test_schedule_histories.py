@@ -135,9 +135,15 @@ class World:
 
     def lose(self) -> None:
         if start := self.some():
-            del self.in_flight[start.attempt]
             died = self.random.random() < 0.5
-            self.send(Lost(job=start.job.id, attempt=start.attempt, worker=start.worker, died=died, reason="lost"))
+            told = died and self.random.random() < 0.3
+            if not told:  # What it has left word of is still to be accepted, or too late.
+                del self.in_flight[start.attempt]
+            self.send(
+                Lost(
+                    job=start.job.id, attempt=start.attempt, worker=start.worker, died=died, reason="lost", told=told
+                )
+            )  # fmt: skip
 
     def withdraw(self) -> None:
         if self.jobs:

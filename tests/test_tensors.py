@@ -109,3 +109,33 @@ def test_checksums_know_nan_and_take_views():
     x = torch.full((4,), float("nan"))
     assert checksums({"x": x}) == checksums({"x": x.clone()})
     assert checksums({"x": torch.ones(1).expand(64, 2)}) == checksums({"x": torch.ones(64, 2)})
+
+
+def test_layouts_of_ones_own():
+    """TF-044, TF-045, TF-046: strides (0 repeats an element), and an offset that no 16 bytes divide."""
+    made = make(
+        {
+            "t": {"shape": ["N", 4], "strides": [1, "N"], "init": "arange", "dtype": "i32"},
+            "g": {"shape": ["N", 2], "strides": [0, 0], "dtype": "fp32"},
+            "v": {"shape": ["N"], "offset": 1},
+        }
+    )
+    assert made["t"].stride() == (1, 64)
+    assert made["t"][3].tolist() == [3, 67, 131, 195]
+    assert made["g"].stride() == (0, 0)
+    assert made["g"].untyped_storage().nbytes() == 4
+    assert len(set(made["g"].flatten().tolist())) == 1
+    assert made["v"].storage_offset() == 1
+    assert made["v"].data_ptr() % 16 == 2
+    meta = make({"v": {"shape": ["N"], "offset": 1}, "t": {"shape": ["N", 4], "strides": [1, "N"]}}, device="meta")
+    assert meta["v"].data_ptr() % 16 == 2
+    assert meta["t"].stride() == (1, 64)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32", "fp8e4nv"])
+def test_special_values_stand_here_and_there(dtype):
+    x = make({"x": {"shape": ["N", "N"], "dtype": dtype, "special": True}})["x"].float()
+    special = x.isnan() | x.isinf()
+    assert int(x.isnan().sum()) >= 1
+    # What has no infinities takes what torch makes of them.
+    assert dtype == "fp8e4nv" or int(special.sum()) == int(special.any(1).sum()) == 3

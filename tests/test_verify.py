@@ -10,7 +10,7 @@ import bench_kernels as k
 import pytest
 import torch
 
-from tunefarm.bench.verify import flatten, mismatch, poisoned, reference_outputs
+from tunefarm.bench.verify import Tolerance, flatten, mismatch, poisoned, reference_outputs
 from tunefarm.errors import SpecError
 from tunefarm.spec.workload import Workload
 from tunefarm.trial import Failure
@@ -23,7 +23,7 @@ def values(*shape: int) -> Any:
 
 
 def wrong(outputs: Any, expected: Any, **tolerance: float) -> Failure:
-    failure = mismatch(outputs, [expected], **tolerance)
+    failure = mismatch(outputs, [expected], Tolerance(**tolerance))
     assert isinstance(failure, Failure)
     assert (failure.stage, failure.kind) == ("verify", "mismatch")
     return failure
@@ -67,11 +67,11 @@ def test_sums_in_single_precision_are_right():
 
 def test_tolerances_of_ones_own():
     exact = values(100)
-    assert mismatch(exact + 0.05, [exact], atol=0.1) is None
+    assert mismatch(exact + 0.05, [exact], Tolerance(atol=0.1)) is None
     wrong(exact + 0.05, exact, atol=0.01)
-    assert mismatch(exact * 1.05, [exact], rtol=0.1, atol=0.0) is None
+    assert mismatch(exact * 1.05, [exact], Tolerance(rtol=0.1, atol=0.0)) is None
     wrong(exact * 1.05, exact, rtol=0.01, atol=0.0)
-    assert mismatch(exact.float(), [exact.float().double()], atol=0.0, rtol=0.0) is None
+    assert mismatch(exact.float(), [exact.float().double()], Tolerance(atol=0.0, rtol=0.0)) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64, torch.bool])

@@ -6,26 +6,49 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tunefarm.bench.build import Artifact, build_key
 from tunefarm.bench.launch import learn
 from tunefarm.bench.store import BuildStore
 from tunefarm.bench.tensors import make_inputs
 from tunefarm.bench.worker import BuildRequest, Built, build
-from tunefarm.config import Config, Value
+from tunefarm.config import Config
 from tunefarm.dispatch import Done
 from tunefarm.errors import InfrastructureError, SpecError
-from tunefarm.frozen import FrozenMap
-from tunefarm.plan import PlannedStudy
+from tunefarm.plan import Call
 from tunefarm.schedule.events import Job
 from tunefarm.source import source_hash
 from tunefarm.spec.experiment import Resolved
+from tunefarm.spec.workload import load_workload
 from tunefarm.trial import Build, Failure, Outcome
 
 BUILD_S = 0.3
 """Expected seconds of one compilation, before the first is known."""
 
 BUILD_TIMEOUT_S = 180.0
+"""The longest a compilation may take."""
+
+BUILD_FLOOR_S, HOPELESS = 30.0, 30.0
+"""The least that one is waited for, and how many times as long as the slowest so far; on busy CPUs all are slow."""
+
+START_S = 120.0
+"""How much longer than its compilation a build job may take, with the start of its process."""
+
+
+@dataclass(frozen=True, slots=True)
+class _BuildCall:
+    """A build job, which knows what there is to know when a worker takes it: only then is it pickled."""
+
+    board: BuildBoard
+    request: BuildRequest
+
+    def __call__(self) -> tuple[Built, ...]:
+        """Does it here."""
+        return build(dataclasses.replace(self.request, patience_s=self.board.patience_s))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial, (build, dataclasses.replace(self.request, patience_s=self.board.patience_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,37 +77,44 @@ class BuildBoard:
     def __init__(self, resolved: Resolved, store: BuildStore) -> None:
         self._resolved, self._store = resolved, store
         self._source = source_hash(resolved.workload.kernel)
-        self._slots: dict[tuple[FrozenMap[Value], int, Config], Slot] = {}
+        self._workloads = {resolved.experiment.ref: resolved.workload}
+        self._slots: dict[tuple[Call, Config], Slot] = {}
         self._known: dict[str, tuple[Build, Artifact] | tuple[Outcome, Failure]] = {}
         self.num_compiled = 0
         self.build_s = 0.0
         self.num_from_store = 0
+        self._slowest_s = 0.0
 
-    def slot(self, planned: PlannedStudy, config: Config) -> Slot:
-        """Where a study's config stands, learned by following the production call once more."""
-        study = planned.study
-        place = (study.variables, study.device.target, config)
+    @property
+    def patience_s(self) -> float:
+        """How long a compilation may take, by what the others of this sweep took."""
+        if not self._slowest_s:
+            return BUILD_TIMEOUT_S
+        return min(BUILD_TIMEOUT_S, max(BUILD_FLOOR_S, HOPELESS * self._slowest_s))
+
+    def slot(self, call: Call, config: Config) -> Slot:
+        """Where a config of a call stands, learned by following the production call once more."""
+        place = (call, config)
         if place not in self._slots:
-            key, grid = self._learn(planned, config)
+            key, grid = self._learn(call, config)
             request = BuildRequest(
-                ref=self._resolved.experiment.ref, variables=study.variables, configs=(config,),
-                target=study.device.target, keys=(key,),
-            )  # fmt: skip
+                ref=call.ref, variables=call.variables, configs=(config,), target=call.device.target, keys=(key,)
+            )
             self._slots[place] = Slot(key=key, grid=grid, request=request)
         return self._slots[place]
 
-    def _learn(self, planned: PlannedStudy, config: Config) -> tuple[str, tuple[int, int, int]]:
-        workload, study = self._resolved.workload, planned.study
+    def _learn(self, call: Call, config: Config) -> tuple[str, tuple[int, int, int]]:
+        workload = self._workloads.get(call.ref) or self._workloads.setdefault(call.ref, load_workload(call.ref))
         try:
-            inputs = make_inputs(workload, study.variables, "meta")
-            launch = learn(workload, inputs, config, study.device.target)
+            inputs = make_inputs(workload, call.variables, "meta")
+            launch = learn(workload, inputs, config, call.device.target)
         except SpecError as e:
             # The plan has followed the call with the default config: what raises now is this config's own doing.
-            key = f"refused {study.key} {config.key}"
+            key = f"refused {call.device.key} {call.problem.key} {call.changes} {config.key}"
             failure = Failure(stage="launch", kind="UserError", message=str(e.args[0])[:400], detail=e.hint)
             self._known[key] = Outcome.USER_ERROR, failure
             return key, (1, 1, 1)
-        return build_key(self._source, launch, study.device.target), launch.grid
+        return build_key(self._source, launch, call.device.target), launch.grid
 
     def find(self, slot: Slot, config: Config) -> Built | None:
         """What is known of a slot, from this sweep or the store; None if it must be compiled."""
@@ -104,10 +134,12 @@ class BuildBoard:
 
     def job(self, slot: Slot, *, priority: int = 0) -> tuple[Job, Callable[[], object]]:
         """The job that builds a slot, for the dispatch; its id is the same for slots that share a build."""
+        # Whoever watches the process is the first to lose patience; the lease is for when nobody does.
         job = Job(
-            id=f"build:{slot.key}", role="build", cost_s=BUILD_S, priority=priority, timeout_s=BUILD_TIMEOUT_S
+            id=f"build:{slot.key}", role="build", cost_s=BUILD_S, priority=priority,
+            timeout_s=BUILD_TIMEOUT_S + START_S,
         )  # fmt: skip
-        return job, functools.partial(build, slot.request)
+        return job, _BuildCall(self, slot.request)
 
     def take(self, done: Done) -> None:
         """Takes in a finished build job.
@@ -133,6 +165,7 @@ class BuildBoard:
         if built.build is not None and built.artifact is not None:
             self._known[key] = built.build, built.artifact
             self.build_s += built.build.build_s
+            self._slowest_s = max(self._slowest_s, built.build.build_s)
             self._store.put(key, built.build, built.artifact)
         else:
             assert built.failure is not None

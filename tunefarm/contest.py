@@ -10,67 +10,25 @@ import dataclasses
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
 
-from tunefarm.bench.meter import Answer, Answers, Candidate, Question, answer_from_json, answer_to_json
+from tunefarm.bench.meter import Answer, Candidate, Question
 from tunefarm.bench.worker import Built
 from tunefarm.config import Config
-from tunefarm.frozen import FrozenMap
+from tunefarm.finals import Finals
 from tunefarm.minutes import UNMEASURED, Minutes
-from tunefarm.plan import PlannedStudy
+from tunefarm.plan import Call, PlannedStudy
 from tunefarm.search.decisions import Request
-from tunefarm.search.rungs import RUNGS
+from tunefarm.search.rungs import FINALS, RUNGS, Rung
 from tunefarm.search.search import StudySearch
 from tunefarm.spec.experiment import Experiment
 from tunefarm.study import Status, StudyResult
-from tunefarm.trial import FINAL, Failure, Outcome, Trial, to_json
+from tunefarm.tally import Tally
+from tunefarm.trial import PREPARE, Outcome, Trial, to_json
+from tunefarm.wants import Got, Steps, Want, lost_answer
+from tunefarm.wants import question as ask
 
 NUM_SAMPLED = 16
 """Candidates compiled for a device that nobody can measure, where not everything is compiled beforehand."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
-    """What a contest wants done before it goes on.
-
-    Attributes:
-        builds: configs that must be compiled.
-        questions: to be measured.
-        ahead: configs worth compiling meanwhile; nobody waits for them.
-        essential: the builds are wanted though the budget is spent, as for finals.
-    """
-
-    builds: tuple[Config, ...] = ()
-    questions: tuple[Question, ...] = ()
-    ahead: tuple[Config, ...] = ()
-    essential: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Got:
-    """What came of a want.
-
-    Attributes:
-        built: by config, in the order wanted.
-        answers: by question, in the order wanted; a string says why a question was given up for good.
-        spent: the budget that is spent, or empty; builds and answers may be missing then.
-    """
-
-    built: tuple[Built, ...] = ()
-    answers: tuple[Answers | str, ...] = ()
-    spent: str = ""
-
-
-Steps: TypeAlias = Generator[Want, Got, Any]
-
-
-@dataclass(slots=True)
-class _Costs:
-    build_s: float = 0.0
-    busy_s: float = 0.0
-    held_s: float = 0.0
-    num_compiled: int = 0
-    startup_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -84,7 +42,7 @@ class Contest:
         eager: compile every candidate before the first is measured.
         incumbent: the config an earlier pack holds for this problem.
         best_ms: best median after each measured candidate, for people.
-        notices: what the meter wants people to know, each once.
+        tally: what it costs, and what the meter wants people to know.
     """
 
     experiment: Experiment
@@ -93,12 +51,12 @@ class Contest:
     eager: bool
     incumbent: Config | None = None
     best_ms: list[float] = field(default_factory=list)
-    notices: dict[str, None] = field(default_factory=dict)
+    tally: Tally = field(init=False)
     _built: dict[Config, Built] = field(default_factory=dict)
-    _costs: _Costs = field(default_factory=_Costs)
-    _toolchain: FrozenMap[str] = field(default_factory=FrozenMap)
-    _reference_ms: float | None = None
     _spent: str = ""
+
+    def __post_init__(self) -> None:
+        self.tally = Tally(holds_gpu=self.planned.target.meter == "gpu")
 
     def run_through(self) -> Generator[Want, Got, StudyResult]:
         """The story of the study."""
@@ -122,7 +80,7 @@ class Contest:
             search.form_buckets()
             return self._result(search, Status.NOT_MEASURED, _no_meter(planned, self._num_built))
         yield from self._explore(search)
-        winner = yield from self._finals(search)
+        winner = yield from self._finals(search).run_through()
         if winner is None:
             reason = self._ended(search) or "no candidate could be measured"
             self.minutes.note("no_winner", status=Status.NO_WINNER.value, reason=reason)
@@ -149,11 +107,6 @@ class Contest:
             seed=experiment.search.seed,
         )
 
-    @property
-    def startup_s(self) -> float:
-        """Seconds that measuring processes took to start, as far as this study met them first."""
-        return self._costs.startup_s
-
     # ---- build ----
 
     def _build(self, search: StudySearch, numbers: Iterable[int], *, essential: bool = False) -> Steps:
@@ -166,7 +119,7 @@ class Contest:
             self._spent = got.spent
             for built in got.built:
                 self._built[built.config] = built
-                self._costs.build_s += built.build.build_s if built.build else 0.0
+                self.tally.build_s += built.build.build_s if built.build else 0.0
         told = [self._after_build(trials[n]) for n in wanted if trials[n].config in self._built]
         for trial in told:
             if trial.failure is not None:
@@ -224,7 +177,9 @@ class Contest:
             found = yield from self._ask(search, groups)
             assert found or self._spent, "a meter answers at least its first candidate"
             for request, answer in found.items():
-                self.minutes.answered(trials[request.number].config, request.rung, answer)
+                # What befell the whole problem may not befall it again: a later sweep is to try.
+                if answer.failure is None or answer.failure.stage != PREPARE:
+                    self.minutes.answered(trials[request.number].config, request.rung, answer)
             answers |= found
             fresh = [request for request in fresh if request not in answers]
         return answers
@@ -232,7 +187,9 @@ class Contest:
     def _ask(
         self, search: StudySearch, groups: Sequence[Sequence[Request]]
     ) -> Generator[Want, Got, dict[Request, Answer]]:
-        questions = [self._question(search, [r.number for r in group], group[0].rung) for group in groups]
+        questions = [
+            self._question([self._candidate(search, r.number) for r in group], RUNGS[group[0].rung]) for group in groups
+        ]
         # While the GPU measures, the CPUs compile what the search is likely to ask for next. A replay takes no time.
         idle = self.eager or self.planned.target.meter == "replay"
         ahead = () if idle else search.wants_builds(self.experiment.search.batch)
@@ -242,7 +199,7 @@ class Contest:
         lost: list[Request] = []
         for group, result in zip(groups, got.answers, strict=True):
             if not isinstance(result, str):
-                self._count(result)
+                self.tally.count(result)
                 by_number = {request.number: request for request in group}
                 found |= {by_number[answer.number]: answer for answer in result.answers}
             elif len(group) > 1:
@@ -254,92 +211,58 @@ class Contest:
             found |= yield from self._ask(search, [[request] for request in lost])
         return found
 
-    def _question(self, search: StudySearch, numbers: Sequence[int], rung: int) -> Question:
+    def _candidate(self, search: StudySearch, number: int) -> Candidate:
+        trial = search.trials[number]
+        replay = self.planned.target.meter == "replay"
+        artifact = None if replay else self._built[trial.config].artifact
+        return Candidate(number=number, config=trial.config, build=trial.build, artifact=artifact)
+
+    def _question(
+        self, candidates: Sequence[Candidate], rung: Rung, check: Call | None = None, baseline: Candidate | None = None
+    ) -> Question:
+        """A question about candidates: of a check, to which there is only right and wrong, or of the study's own call.
+
+        Args:
+            candidates: to be measured.
+            rung: how often.
+            check: the call, if it is not the study's own.
+            baseline: the default built for the check.
+        """
         planned, accept = self.planned, self.experiment.accept
-        trials = search.trials
         replay = planned.target.meter == "replay"
-        return Question(
-            ref=self.experiment.ref,
-            device=planned.study.device,
-            problem=planned.study.problem,
-            variables=planned.study.variables,
-            candidates=tuple(
-                Candidate(
-                    number=n, config=trials[n].config, build=trials[n].build,
-                    artifact=None if replay else self._built[trials[n].config].artifact,
-                )
-                for n in numbers
-            ),
-            rung=rung,
-            num_samples=RUNGS[rung].num_samples,
-            interleaved=rung == FINAL,
-            timer=self.experiment.timer,
-            atol=accept.atol,
-            rtol=accept.rtol,
-            seed=self.experiment.search.seed,
+        call = check or planned.call
+        default = self._built.get(planned.default) if planned.default is not None else None
+        if check is None and default is not None and default.artifact is not None and not replay:
+            baseline = Candidate(number=-1, config=default.config, build=default.build, artifact=default.artifact)
+        return ask(
+            self.experiment, call, candidates,
+            rung=rung.number,
+            num_samples=0 if check else rung.num_samples,
+            max_samples=0 if check else rung.max_samples,
+            precision=rung.precision,
+            interleaved=rung is FINALS and check is None,
+            fresh=rung is FINALS,
+            same_bits=accept.same_bits,
+            baseline=baseline if accept.same_bits == "default" else None,
             landscape=str(Path(planned.target.landscape).resolve()) if replay else "",
         )  # fmt: skip
 
-    def _count(self, answers: Answers) -> None:
-        if self.planned.target.meter == "gpu":
-            self._costs.held_s += answers.busy_s
-            self._costs.busy_s += sum(a.measurement.busy_s for a in answers.answers if a.measurement)
-            self._costs.startup_s += answers.startup_s
-        self._costs.num_compiled += answers.num_compiled
-        if answers.num_compiled:
-            self.notices["measuring processes compiled kernels: the call launches others than the tuned one"] = None
-        self._toolchain = answers.toolchain
-        self.notices.update(dict.fromkeys(answers.notices))
-        if answers.reference_ms is not None:
-            self._reference_ms = answers.reference_ms
-
     # ---- finals ----
 
-    def _finals(self, search: StudySearch) -> Steps:
-        """The finalists and the default, interleaved on one GPU in one sitting."""
-        numbers = search.finalists()
-        if not numbers:
-            return None
-        known = self.minutes.memo.finals(self.minutes.study)
-        configs = [search.trials[n].config.key for n in numbers]
-        if known is not None and known["configs"] == configs:
-            self._toolchain = FrozenMap(known["toolchain"])
-            self._reference_ms = known["reference_ms"]
-            told = [answer_from_json(n, data) for n, data in zip(numbers, known["measurements"], strict=True)]
-        else:
-            yield from self._build(search, numbers, essential=True)
-            told = yield from self._hold_finals(search, numbers)
-            self.minutes.note(
-                "finals", configs=configs, measurements=[answer_to_json(a) for a in told],
-                toolchain=dict(self._toolchain), reference_ms=self._reference_ms,
-            )  # fmt: skip
-        return search.crown({a.number: a.measurement or (a.outcome, a.why) for a in told})
+    def _finals(self, search: StudySearch) -> Finals:
+        replay = self.planned.target.meter == "replay"
+        if replay and self.planned.checks:
+            self.tally.notices["replayed: the experiment's checks launch kernels, so they were left out"] = None
 
-    def _hold_finals(self, search: StudySearch, numbers: Sequence[int]) -> Generator[Want, Got, list[Answer]]:
-        """Finals, held again without those that break them: only times of one sitting can be compared."""
-        told: dict[int, Answer] = {}
-        while left := [number for number in numbers if number not in told]:
-            found = yield from self._sit(search, [left])
-            whole = len(found) == len(left)
-            if not found:
-                # The process died, of whom nobody knows: each sits alone, and who does not survive that is out.
-                found = yield from self._sit(search, [[number] for number in left])
-                whole = all(answer.measurement for answer in found.values())
-            broken = {number: answer for number, answer in found.items() if answer.measurement is None}
-            assert whole or broken, "a sitting that ends early says who broke it"
-            told |= found if whole else broken
-        return [told[number] for number in numbers]
+        def question(candidates: Sequence[Candidate], check: Call | None, baseline: Candidate | None) -> Question:
+            return self._question(candidates, FINALS, check, baseline)
 
-    def _sit(self, search: StudySearch, groups: Sequence[Sequence[int]]) -> Generator[Want, Got, dict[int, Answer]]:
-        got = yield Want(questions=tuple(self._question(search, group, FINAL) for group in groups))
-        found: dict[int, Answer] = {}
-        for group, result in zip(groups, got.answers, strict=True):
-            if not isinstance(result, str):
-                self._count(result)
-                found |= {answer.number: answer for answer in result.answers}
-            elif len(group) == 1:
-                found[group[0]] = lost_answer(group[0], result)
-        return found
+        return Finals(
+            search=search, minutes=self.minutes, tally=self.tally,
+            build=lambda numbers: self._build(search, numbers, essential=True),
+            candidate=lambda number: self._candidate(search, number), question=question,
+            checks=() if replay else self.planned.checks,
+        )  # fmt: skip
 
     def _without_trials(self) -> StudyResult:
         planned = self.planned
@@ -363,19 +286,19 @@ class Contest:
             reason=reason,
             trials=trials,
             source=measured[-1].source if measured else "",
-            toolchain=self._toolchain,
+            toolchain=self.tally.toolchain,
             timer=self.experiment.timer,
             removed=planned.removed,
             num_points=planned.num_points,
             num_buckets=len(search.buckets),
             closed=search.closed,
-            build_s=self._costs.build_s,
-            busy_s=self._costs.busy_s,
-            held_s=self._costs.held_s,
-            num_compiled=self._costs.num_compiled,
+            build_s=self.tally.build_s,
+            busy_s=self.tally.busy_s,
+            held_s=self.tally.held_s,
+            num_compiled=self.tally.num_compiled,
             num_bytes=planned.num_bytes,
             flops=planned.flops,
-            reference_ms=self._reference_ms,
+            reference_ms=self.tally.reference_ms,
         )
 
 
@@ -384,12 +307,3 @@ def _no_meter(planned: PlannedStudy, num_built: int) -> str:
         f"nothing was measured: no {planned.study.device.arch} GPU and no landscape; {num_built} of "
         f"{len(planned.candidates)} candidates were compiled and checked for legality"
     )
-
-
-def lost_answer(number: int, reason: str) -> Answer:
-    """The answer for a candidate that no process survived, or survived in time."""
-    timed_out = "killed after" in reason
-    return Answer(
-        number=number, outcome=Outcome.TIMEOUT if timed_out else Outcome.CRASHED,
-        failure=Failure(stage="measure", kind="Timeout" if timed_out else "WorkerLost", message=reason),
-    )  # fmt: skip

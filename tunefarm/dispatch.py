@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunefarm.errors import InfrastructureError, WorkerLost
+from tunefarm.fleet.parcel import execute
 from tunefarm.schedule.events import (
     Accept,
     Action,
@@ -35,7 +36,8 @@ from tunefarm.schedule.state import State
 from tunefarm.seams import Clock, Fleet
 
 MEASURE_TIMEOUT_S = 180.0
-"""The longest a question may hold a measuring worker, the start of its process included."""
+"""The longest that a measuring worker may take to start and to prepare a problem; a process that goes on to measure is
+watched candidate by candidate, and its lease is only for when nobody watches."""
 
 
 class WallClock:
@@ -52,7 +54,7 @@ class Done:
 
     Attributes:
         job: its id.
-        value: what it returned.
+        value: what it returned, or left behind by its will when its process died of it.
         error: what it raised; the user's fault, since infrastructure faults are retried.
         condemned: why no worker will try it again: it costs them.
         given_up: why it was not done, through no fault of its own.
@@ -132,11 +134,21 @@ class Dispatch:
             return
         error = future.exception()
         if isinstance(error, InfrastructureError):
-            self._futures.pop(start.attempt, None)
-            died = isinstance(error, WorkerLost)
-            self._tell(Lost(job=start.job.id, attempt=start.attempt, worker=start.worker, died=died, reason=str(error)))
+            self._lose(start, error)
         else:
             self._tell(Finished(job=start.job.id, attempt=start.attempt, worker=start.worker))
+
+    def _lose(self, start: Start, error: InfrastructureError) -> None:
+        died = isinstance(error, WorkerLost)
+        # Killed from outside, a job is as good as any: it is done again, elsewhere if it can be.
+        told = isinstance(error, WorkerLost) and bool(error.will and error.death)
+        if not told:
+            self._futures.pop(start.attempt, None)
+        self._tell(
+            Lost(
+                job=start.job.id, attempt=start.attempt, worker=start.worker, died=died, reason=str(error), told=told
+            )
+        )  # fmt: skip
 
     def _tell(self, event: Event) -> None:
         for action in step(self._state, event, self._clock.now()):
@@ -153,10 +165,12 @@ class Dispatch:
             case Accept(job=job_id, attempt=attempt):
                 future = self._futures.pop(attempt)
                 error = future.exception()
-                if error is not None and not isinstance(error, Exception):
+                if isinstance(error, WorkerLost):
+                    self._end(Done(job=job_id, value=execute(error)))
+                elif error is None or isinstance(error, Exception):
+                    self._end(Done(job=job_id, value=None if error else future.result(), error=error))
+                else:
                     raise error
-                value = None if error else future.result()
-                self._end(Done(job=job_id, value=value, error=error))
             case Condemn(job=job_id, reason=reason):
                 self._end(Done(job=job_id, condemned=reason))
             case GiveUp(job=job_id, reason=reason):

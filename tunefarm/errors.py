@@ -102,7 +102,22 @@ class InfrastructureError(TunefarmError):
 
 
 class WorkerLost(InfrastructureError):
-    """A worker died, was killed or stopped answering while it held a job."""
+    """A worker died, was killed or stopped answering while it held a job.
+
+    Args:
+        message: what happened.
+        hint: the remedy.
+        death: how the process ended by its own doing (`SIGSEGV`, `exit code 3`, `hung`); empty if it was killed from
+            outside, or if nobody knows.
+        words: the last it printed.
+        will: pickle of the job's will, see `tunefarm.will`; empty if it left none.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", death: str = "", words: str = "", will: bytes = b"") -> None:
+        super().__init__(message, hint=hint)
+        self.death = death
+        self.words = words
+        self.will = will
 
 
 class Fenced(InfrastructureError):

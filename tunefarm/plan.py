@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tunefarm import landscape as landscapes
 from tunefarm.bench.launch import Launch, default_config, learn
-from tunefarm.bench.legality import illegal, screen
+from tunefarm.bench.legality import illegal, screen, unsupported
 from tunefarm.bench.tensors import make_inputs
 from tunefarm.config import Config, Value
 from tunefarm.device import Device, nominal
@@ -17,7 +17,7 @@ from tunefarm.problem import Problem
 from tunefarm.source import source_hash
 from tunefarm.spec.experiment import Experiment, Resolved
 from tunefarm.spec.sections import DeviceSpec, ProblemSpec
-from tunefarm.spec.workload import Workload
+from tunefarm.spec.workload import Workload, WorkloadRef
 from tunefarm.study import Study
 
 
@@ -37,12 +37,33 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A production call with given inputs on a device: what is built, checked and measured.
+
+    Attributes:
+        ref: where the workload is found, with inputs of its own where they differ from the experiment's.
+        device: on which it runs.
+        variables: the experiment's names for its problem.
+        problem: what was learned of it.
+        changes: what tells a check from its study, for people; empty for the study's own call.
+    """
+
+    ref: WorkloadRef
+    device: Device
+    variables: FrozenMap[Value]
+    problem: Problem
+    changes: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStudy:
     """A study before anything is built.
 
     Attributes:
         study: what is competed for.
         target: on what, and how it is measured.
+        ref: where its workload is found.
+        checks: further calls that its finalists must get right.
         candidates: legal configs, the default among them if it is legal.
         default: the config used without tuning; None if it is unknown or illegal.
         num_points: points of the space.
@@ -55,6 +76,8 @@ class PlannedStudy:
 
     study: Study
     target: Target
+    ref: WorkloadRef
+    checks: tuple[Call, ...] = ()
     candidates: tuple[Config, ...] = ()
     default: Config | None = None
     num_points: int = 0
@@ -63,6 +86,12 @@ class PlannedStudy:
     skipped: str = ""
     num_bytes: float = 0.0
     flops: float = 0.0
+
+    @property
+    def call(self) -> Call:
+        """The call that the study is about."""
+        study = self.study
+        return Call(ref=self.ref, device=study.device, variables=study.variables, problem=study.problem)
 
 
 def choose_targets(experiment: Experiment, live: Sequence[Device], meter: str = "auto") -> list[Target]:
@@ -125,11 +154,12 @@ def require_meter(experiment: Experiment, targets: Sequence[Target]) -> None:
         )
 
 
-def check_landscape(target: Target, workload: Workload, problems: Iterable[Problem]) -> None:
-    """Refuses to replay what another kernel did, or what nobody did.
+def check_landscape(target: Target, workload: Workload, problems: Iterable[Problem], timer: str) -> None:
+    """Refuses to replay what another kernel did, what was timed otherwise, or what nobody did.
 
     Raises:
-        LandscapeError: the landscape records another kernel, another text of this one, or not all of the problems.
+        LandscapeError: the landscape records another kernel, another text of this one, another timer, or not all of
+            the problems.
     """
     recording = landscapes.load_cached(target.landscape)
     current = source_hash(workload.kernel)
@@ -139,6 +169,12 @@ def check_landscape(target: Target, workload: Workload, problems: Iterable[Probl
             f"{workload.signature.kernel} has {current[:12]}",
             file=target.landscape,
             hint="the kernel has changed since: record it again with `tunefarm record` on a GPU",
+        )
+    if recording.timer != timer:
+        raise LandscapeError(
+            f"was recorded with the {recording.timer} timer, the experiment asks for {timer}",
+            file=target.landscape,
+            hint="times of different timers are never compared: record it again, or set the experiment's timer",
         )
     for problem in problems:
         recording.get(problem, target.landscape)
@@ -158,7 +194,8 @@ def plan(resolved: Resolved, targets: Sequence[Target]) -> list[PlannedStudy]:
         except SpecError as e:
             raise located(e, resolved.experiment) from None
         if target.meter == "replay":
-            check_landscape(target, resolved.workload, [s.study.problem for s in mine if not s.skipped])
+            problems = [s.study.problem for s in mine if not s.skipped]
+            check_landscape(target, resolved.workload, problems, resolved.experiment.timer)
         studies += mine
     _check_distinct(resolved.experiment, studies)
     return studies
@@ -189,13 +226,11 @@ def _plan_study(resolved: Resolved, target: Target, spec: ProblemSpec) -> Planne
     workload, device = resolved.workload, target.device
     variables = spec.variables
     if empty := _empty(workload, variables):
-        study = Study(
-            workload=workload.name, device=device, problem=_empty_problem(variables), variables=variables,
-            weight=spec.weight,
-        )  # fmt: skip
-        return PlannedStudy(study=study, target=target, skipped=empty)
+        return _skipped(resolved, target, spec, _empty_problem(variables), empty)
     launch = learn(workload, make_inputs(workload, variables, "meta"), workload.default, device.target)
     problem = launch.problem(workload.key)
+    if reason := unsupported(device, problem.dtypes.values()):
+        return _skipped(resolved, target, spec, problem, reason)
     points = resolved.space.points(variables, device)
     default = _default(workload, launch, resolved)
     configs = _with_untuned(_prune(workload, launch, points.configs), default)
@@ -212,6 +247,8 @@ def _plan_study(resolved: Resolved, target: Target, spec: ProblemSpec) -> Planne
             workload=workload.name, device=device, problem=problem, variables=variables, weight=spec.weight
         ),
         target=target,
+        ref=resolved.experiment.ref,
+        checks=_checks(resolved, device, variables),
         candidates=candidates,
         default=default,
         num_points=points.total,
@@ -220,6 +257,39 @@ def _plan_study(resolved: Resolved, target: Target, spec: ProblemSpec) -> Planne
         num_bytes=_estimate(workload, "num_bytes", variables),
         flops=_estimate(workload, "flops", variables),
     )  # fmt: skip
+
+
+def _skipped(resolved: Resolved, target: Target, spec: ProblemSpec, problem: Problem, reason: str) -> PlannedStudy:
+    study = Study(
+        workload=resolved.workload.name, device=target.device, problem=problem, variables=spec.variables,
+        weight=spec.weight,
+    )  # fmt: skip
+    return PlannedStudy(study=study, target=target, ref=resolved.experiment.ref, skipped=reason)
+
+
+def _checks(resolved: Resolved, device: Device, variables: FrozenMap[Value]) -> tuple[Call, ...]:
+    """The calls that a study's finalists must get right besides its own; those without elements are left out."""
+    calls = []
+    for position, check in enumerate(resolved.experiment.checks):
+        inputs = check.changed(resolved.workload.specs)
+        workload = resolved.workload if inputs is None else replace(resolved.workload, inputs=inputs)
+        own = check.values(variables)
+        if own == variables and not check.inputs:
+            continue
+        try:
+            if _empty(workload, own):
+                continue
+            launch = learn(workload, make_inputs(workload, own, "meta"), workload.default, device.target)
+        except SpecError as e:
+            raise resolved.experiment.error(f"checks[{position}]", str(e.args[0]), e.hint) from None
+        ref = resolved.experiment.ref
+        calls.append(
+            Call(
+                ref=replace(ref, inputs=inputs) if check.inputs else ref, device=device, variables=own,
+                problem=launch.problem(workload.key), changes=check.label,
+            )
+        )  # fmt: skip
+    return tuple(calls)
 
 
 def _empty(workload: Workload, variables: FrozenMap[Value]) -> str:

@@ -34,9 +34,11 @@ class Retire:
 
     Attributes:
         value: what the job really returns.
+        again: nothing yet: the job wants a fresh process, and is done there instead.
     """
 
-    value: Any
+    value: Any = None
+    again: bool = False
 
 
 class Fleet(Protocol):

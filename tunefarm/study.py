@@ -106,6 +106,13 @@ class StudyResult:
     reference_ms: float | None = None
 
     @property
+    def disturbed(self) -> str:
+        """What disturbed the finals that the winner won, or empty."""
+        won = self.winner.config if self.winner is not None else None
+        last = (t.measurements[-1] for t in self.trials if t.config == won and t.measurements)
+        return next((str(m.telemetry.get("disturbed", "")) for m in last), "")
+
+    @property
     def num_candidates(self) -> int:
         """Candidates: points of the space that are legal on the device."""
         return len(self.trials)
@@ -135,6 +142,12 @@ class StudyResult:
                 first = trial.failure
                 groups.setdefault((first.stage, first.kind, first.message), []).append(first)
         return sorted(((g[0], len(g)) for g in groups.values()), key=lambda pair: -pair[1])
+
+    @property
+    def default_failure(self) -> Failure | None:
+        """Why the default of a study with a winner could not run, if it could not."""
+        default = self.winner.default if self.winner is not None else None
+        return next((t.failure for t in self.trials if t.config == default), None)
 
     def rate(self, ms: float) -> dict[str, float]:
         """Achieved memory bandwidth (TB/s) and arithmetic rate (TFLOP/s) at `ms` a call, where known."""

@@ -8,26 +8,26 @@ record     every step in the ledger; MLflow mirrors     record
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tunefarm.bench.meter import Answers, Question
-from tunefarm.bench.worker import measure
+from tunefarm.bench.meter import Answers
 from tunefarm.builds import BUILD_S, BuildBoard
 from tunefarm.config import Config
-from tunefarm.contest import Contest, Got, Steps, Want
-from tunefarm.dispatch import MEASURE_TIMEOUT_S, Dispatch, Done
+from tunefarm.contest import Contest
+from tunefarm.dispatch import Dispatch, Done
+from tunefarm.errands import measure_job
 from tunefarm.errors import InfrastructureError
 from tunefarm.minutes import Minutes
-from tunefarm.plan import PlannedStudy, located
+from tunefarm.plan import Call, PlannedStudy, located
 from tunefarm.record.memo import Memo
 from tunefarm.record.tracking import Tracker
 from tunefarm.schedule.events import Job
 from tunefarm.seams import Ledger
 from tunefarm.spec.experiment import Resolved
 from tunefarm.study import StudyResult
+from tunefarm.wants import Got, Steps, Want
 
 EAGER_S = 45.0
 """Everything is compiled beforehand if that is expected to take no longer than this."""
@@ -59,6 +59,11 @@ class _Desk:
     waiting: set[str] = field(default_factory=set)
     answers: dict[str, Answers | str] = field(default_factory=dict)
     questions: tuple[str, ...] = ()
+
+    @property
+    def call(self) -> Call:
+        """What its wanted builds are for."""
+        return self.want.call or self.contest.planned.call
 
 
 class Sweep:
@@ -101,6 +106,8 @@ class Sweep:
             for study in planned
         ]
         self._desks: list[_Desk] = []
+        self._parked: list[_Desk] = []
+        self._in_finals = False
         self._by_job: dict[str, list[_Desk]] = {}
         self._building: set[str] = set()
         self._num_questions = 0
@@ -108,7 +115,7 @@ class Sweep:
     @property
     def notices(self) -> list[str]:
         """What people should know of how it went, each once."""
-        told = (notice for contest in self.contests for notice in contest.notices)
+        told = (notice for contest in self.contests for notice in contest.tally.notices)
         return list(dict.fromkeys((*self._dispatch.notices, *told)))
 
     def _missing(self, planned: Sequence[PlannedStudy]) -> int:
@@ -116,7 +123,7 @@ class Sweep:
         keys = set()
         for study in planned:
             for config in study.candidates:
-                slot = self._board.slot(study, config)
+                slot = self._board.slot(study.call, config)
                 if self._board.find(slot, config) is None:
                     keys.add(slot.key)
         return len(keys)
@@ -136,6 +143,7 @@ class Sweep:
         ended: dict[int, StudyResult] = {}
         for desk in self._desks:
             self._resume(desk, None, ended)
+        self._open_finals(ended)
         while len(ended) < len(self._desks):
             done = self._dispatch.wait()
             if not done:
@@ -145,6 +153,7 @@ class Sweep:
                 ready += self._leave_unbuilt()
             for desk in ready:
                 self._resume(desk, self._got(desk), ended)
+            self._open_finals(ended)
             self._watcher.moved(self._board, self.contests)
         return [ended[id(desk)] for desk in self._desks]
 
@@ -158,10 +167,24 @@ class Sweep:
                 self._tracker.study(stop.value, desk.contest.best_ms)
                 self._watcher.ended(stop.value)
                 return
+            if desk.want.is_final and not self._in_finals:
+                self._parked.append(desk)
+                return
             self._post(desk)
             if desk.waiting:
                 return
             got = self._got(desk)
+
+    def _open_finals(self, ended: dict[int, StudyResult]) -> None:
+        """Lets the finals begin once no study explores any more: they all are held in one fresh process a GPU."""
+        if not self._parked or len(self._parked) + len(ended) < len(self._desks):
+            return
+        self._in_finals = True
+        parked, self._parked = self._parked, []
+        for desk in parked:
+            self._post(desk)
+            if not desk.waiting:
+                self._resume(desk, self._got(desk), ended)
 
     def _post(self, desk: _Desk) -> None:
         """Hands what a contest wants to the dispatch, save what is known or under way."""
@@ -175,7 +198,7 @@ class Sweep:
         for question in desk.want.questions:
             self._num_questions += 1
             names.append(name := f"measure:{self._num_questions}")
-            jobs.append((self._measure_job(name, question), functools.partial(measure, question)))
+            jobs.append(measure_job(name, question))
             self._wait_for(desk, name)
         desk.questions, desk.answers = tuple(names), {}
         if jobs:
@@ -189,7 +212,7 @@ class Sweep:
         self, desk: _Desk, config: Config, jobs: list[tuple[Job, Callable[[], object]]], *, priority: int
     ) -> str:
         """The id of the job that builds a config, submitted if it is new; empty if the build is there."""
-        slot = self._board.slot(desk.contest.planned, config)
+        slot = self._board.slot(desk.call, config)
         if self._board.find(slot, config) is not None:
             return ""
         job, call = self._board.job(slot, priority=priority)
@@ -197,18 +220,6 @@ class Sweep:
             self._building.add(job.id)
             jobs.append((job, call))
         return job.id
-
-    def _measure_job(self, name: str, question: Question) -> Job:
-        replay = bool(question.landscape)
-        return Job(
-            id=name,
-            role="measure",
-            where="" if replay else question.device.key,
-            cost_s=0.02 * len(question.candidates),
-            priority=1 if question.interleaved else 0,
-            timeout_s=MEASURE_TIMEOUT_S,
-            essential=question.interleaved,
-        )
 
     def _arrive(self, done: Done) -> list[_Desk]:
         """Takes in a finished job; returns the contests that have all they waited for."""
@@ -238,7 +249,7 @@ class Sweep:
         return left
 
     def _got(self, desk: _Desk) -> Got:
-        found = [self._board.find(self._board.slot(desk.contest.planned, c), c) for c in desk.want.builds]
+        found = [self._board.find(self._board.slot(desk.call, c), c) for c in desk.want.builds]
         return Got(
             built=tuple(built for built in found if built is not None),
             answers=tuple(desk.answers[name] for name in desk.questions),

@@ -44,12 +44,16 @@ FAILURES = frozenset(Outcome) - {Outcome.OK, Outcome.PRUNED, Outcome.MERGED, Out
 """Outcomes that count as a fault of the candidate."""
 
 
+PREPARE = "prepare"
+"""Stage of what befalls a whole problem before its first candidate, and so is the fault of none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """Why a candidate failed: strings only, so that no tensor or traceback is kept alive.
 
     Attributes:
-        stage: `legality`, `build`, `load`, `launch`, `verify` or `measure`.
+        stage: `legality`, `build`, `prepare`, `load`, `launch`, `verify` or `measure`.
         kind: exception class or rule that said no.
         message: first useful line.
         detail: the rest, shortened; may be empty.

@@ -78,7 +78,7 @@ def compile_launch(launch: Launch, target: int) -> tuple[Build, Artifact] | tupl
         The build and its artifact, or how and why it failed; any exception of the compiler is the candidate's.
 
     Raises:
-        InfrastructureError: this machine cannot compile (no disk, no memory, no assembler), whatever the candidate.
+        InfrastructureError: this machine cannot compile (no disk, no assembler), whatever the candidate.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -93,9 +93,9 @@ def compile_launch(launch: Launch, target: int) -> tuple[Build, Artifact] | tupl
             )
             cubin = bytes(compiled.asm["cubin"])
             metadata = _metadata(compiled)
-    except (OSError, MemoryError) as e:
+    except OSError as e:  # Triton wraps what the kernel's own compile-time Python raises.
         raise InfrastructureError(f"cannot compile here: {type(e).__name__}: {e}") from None
-    except Exception as e:
+    except (Exception, SystemExit, KeyboardInterrupt) as e:
         return _failure(e)
     seconds = time.perf_counter() - started
     binary = hashlib.sha256(cubin).hexdigest()
@@ -137,7 +137,7 @@ def _private_cache() -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _failure(error: Exception) -> tuple[Outcome, Failure]:
+def _failure(error: BaseException) -> tuple[Outcome, Failure]:
     from triton.compiler.errors import CompilationError
 
     kind = type(error).__name__
@@ -167,7 +167,7 @@ def _compiler_says(error: Any) -> tuple[str, str]:
         if not hasattr(error.__cause__, "error_message"):
             break
         error = error.__cause__
-    what = " ".join((error.error_message or type(error).__name__).split())
+    what = " ".join((error.error_message or type(error.__cause__ or error).__name__).split())
     # Whatever must be cut, it is not what is wrong.
     return f"{': '.join(places)[: max(0, MAX_MESSAGE - 2 - len(what))]}: {what}", str(error)
 

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from tunefarm.bench.faults import Mislaunched, failed
 from tunefarm.bench.launch import Launch, call, intercept
 from tunefarm.bench.loaded import Loaded, load_kernel
 from tunefarm.bench.meter import NUM_WARMUP, Answer, Candidate, Question
+from tunefarm.bench.sampling import Faulted, alone, in_turn
+from tunefarm.bench.telemetry import require_gpu
 from tunefarm.bench.tensors import checksums, explained, make_inputs
-from tunefarm.bench.verify import mismatch, poisoned, reference_outputs
+from tunefarm.bench.verify import (
+    Tolerance,
+    attainable,
+    flatten,
+    mismatch,
+    other_bits,
+    poisoned,
+    reference_outputs,
+    sum_length,
+)
 from tunefarm.config import Config
 from tunefarm.errors import InfrastructureError, SpecError, TunefarmError
 from tunefarm.spec.workload import Workload, load_workload
@@ -28,12 +40,8 @@ NUM_REFERENCE, MAX_REFERENCE_MS = 9, 500.0
 """Samples of the reference, and the sum of their durations after which there are no more."""
 
 
-class Poisoned(Exception):
-    """The CUDA context is lost; nothing more can be measured in this process."""
-
-
-class Mislaunched(Exception):
-    """The launch differs from the one that the machine code was compiled for."""
+NUM_REPEATS = 2
+"""Calls that must give the same bits as the first, where that is asked for."""
 
 
 class GpuMeter:
@@ -51,6 +59,8 @@ class GpuMeter:
         self._checksums: dict[str, int] = {}
         self._zeroed: set[str] = set()
         self._expected: list[torch.Tensor] | None = None
+        self._tolerance = Tolerance()
+        self._baseline: Any = None
         self._kernels: dict[str, Any] = {}
         self._seen: set[Config] = set()
         self._flush: torch.Tensor | None = None
@@ -64,14 +74,11 @@ class GpuMeter:
             UserError: the workload cannot be imported, or its inputs or reference fail.
             InfrastructureError: there is no GPU.
         """
-        import torch
-
-        key = (question.ref, question.variables, question.seed)
+        key = (question.ref, question.variables, question.seed, question.atol, question.rtol, question.same_bits)
         if key == self._key:
             return
         self.close()
-        if not torch.cuda.is_available():
-            raise InfrastructureError("no CUDA device is visible to this process", hint="see `tunefarm doctor`")
+        require_gpu()
         workload = load_workload(question.ref)
         try:
             with explained(f"problem {question.problem.label} of {workload.name}"):
@@ -91,15 +98,40 @@ class GpuMeter:
             self._notice(f"workload {workload.name} has no reference: its outputs were not checked")
             return
         self._expected = reference_outputs(workload, self._inputs)
-        self.reference_ms = self._time_reference(workload.reference)
+        self._tolerance = self._choose_tolerance(workload, question)
+        if question.num_samples:
+            self.reference_ms = self._time_reference(workload.reference, question)
+
+    def _choose_tolerance(self, workload: Workload, question: Question) -> Tolerance:
+        assert self._expected is not None
+        assert workload.reference is not None
+        flops = workload.flops(**question.variables) if workload.flops else 0.0
+        given = Tolerance(
+            atol=workload.atol if question.atol is None else question.atol,
+            rtol=workload.rtol if question.rtol is None else question.rtol,
+            length=sum_length(self._inputs, self._expected, flops),
+        )
+        if not given.is_given:
+            return given
+        try:
+            own = workload.reference(*self._inputs.values())
+        except Exception:  # a reference that only works in double precision cannot tell
+            return given
+        chosen = attainable(given, own, self._expected)
+        if chosen != given:
+            self._notice(
+                f"tolerance below attainable: the reference of {workload.name} itself misses atol {given.atol}, rtol "
+                f"{given.rtol} in the inputs' precision; twice its error is allowed instead"
+            )
+        return chosen
 
     def _notice(self, text: str) -> None:
         if text not in self.notices:
             self.notices = (*self.notices, text)
 
-    def _time_reference(self, reference: Callable[..., Any]) -> float | None:
+    def _time_reference(self, reference: Callable[..., Any], question: Question) -> float | None:
         arguments = list(self._inputs.values())
-        loaded = Loaded(fire=lambda: reference(*arguments))
+        loaded = Loaded(fire=lambda: reference(*arguments), timer=question.timer)
         durations: list[float] = []
         try:
             while len(durations) < NUM_WARMUP + NUM_REFERENCE and sum(durations) < MAX_REFERENCE_MS:
@@ -113,7 +145,7 @@ class GpuMeter:
         """Checks and times candidates; see `Meter.measure`.
 
         Raises:
-            Poisoned: the CUDA context is lost; holds the last answer.
+            Poisoned: the CUDA context is lost; holds the last answer, or None where nobody knows whose fault it is.
             UserError: the workload cannot be measured at all.
         """
         if question.interleaved:
@@ -127,47 +159,35 @@ class GpuMeter:
         loaded = self._load(candidate, question)
         if isinstance(loaded, Answer):
             return loaded
+        if not question.num_samples:
+            return Answer(number=candidate.number)
         try:
-            for _ in range(question.num_samples + NUM_WARMUP):
-                loaded.sample(self._buffer)
-            durations = loaded.durations_ms()
-            loaded.reset()
+            durations = alone(loaded, question, self._buffer)
         except Exception as e:
-            return _failed(candidate, e)
+            return failed(candidate.number, e)
         return _timed(candidate, question, durations, time.perf_counter() - started)
 
     def _interleaved(self, candidates: Sequence[Candidate], question: Question) -> Iterator[Answer]:
-        """One sample of each in turn, in an order drawn anew each round: drift hits all alike."""
+        """All candidates in one sitting, by turns."""
         started = time.perf_counter()
-        running: dict[int, tuple[Candidate, Loaded]] = {}
+        running: dict[int, Loaded] = {}
+        others: dict[str, Any] = {}
         for candidate in candidates:
-            loaded = self._load(candidate, question)
+            loaded = self._load(candidate, question, others)
             if isinstance(loaded, Answer):
                 yield loaded
             else:
-                running[candidate.number] = candidate, loaded
-        order = sorted(running)
-        shuffle = random.Random(question.seed).shuffle
-        for _ in range(question.num_samples + NUM_WARMUP):
-            shuffle(order)
-            for number in tuple(order):
-                candidate, loaded = running[number]
-                try:
-                    loaded.sample(self._buffer)
-                except Exception as e:
-                    order.remove(number)
-                    yield _failed(candidate, e)
-        durations: dict[int, list[float]] = {}
-        for number in sorted(order):
-            candidate, loaded = running[number]
-            try:
-                durations[number] = loaded.durations_ms()
-                loaded.reset()
-            except Exception as e:
-                yield _failed(candidate, e)
+                others = {**loaded.arguments, **others}
+                running[candidate.number] = loaded
+        by_number = {candidate.number: candidate for candidate in candidates}
+        try:
+            durations = in_turn(running, question, self._buffer)
+        except Faulted as e:
+            yield failed(e.number, e.error, alone=len(running) == 1)
+            return
         share = (time.perf_counter() - started) / max(1, len(running))
         for number, taken in durations.items():
-            yield _timed(running[number][0], question, taken, share)
+            yield _timed(by_number[number], question, taken, share)
 
     @property
     def _buffer(self) -> torch.Tensor:
@@ -175,31 +195,51 @@ class GpuMeter:
             raise InfrastructureError("the meter was not prepared")
         return self._flush
 
-    def _load(self, candidate: Candidate, question: Question) -> Loaded | Answer:
-        """Runs the production call with the candidate's machine code in the kernel's place, and checks the outputs."""
+    def _load(
+        self, candidate: Candidate, question: Question, others: Mapping[str, Any] = MappingProxyType({})
+    ) -> Loaded | Answer:
+        """Runs the production call with the candidate's machine code in the kernel's place, and checks the outputs.
+
+        Args:
+            candidate: which.
+            question: of whom.
+            others: arguments of those it is measured with by turns, to be shared where they are alike.
+        """
         try:
-            loaded, outputs = self._start(candidate, question)
+            start, outputs = self._start(candidate, question)
             is_new = candidate.config not in self._seen
-            failure = self._check(outputs, question) if is_new else None
-            loaded.reset()
+            failure = self._check(candidate, outputs, question) if is_new else None
+            start.renew()
             if is_new:
-                self._watch_inputs(loaded)
+                self._watch_inputs(start)
             if failure is not None:
                 return Answer(number=candidate.number, outcome=Outcome.WRONG_RESULT, failure=failure)
             self._seen.add(candidate.config)
+            return start.sharing(others)
         except TunefarmError:
             raise
         except Exception as e:
-            return _failed(candidate, e)
-        return loaded
+            return failed(candidate.number, e)
 
-    def _check(self, outputs: Any, question: Question) -> Failure | None:
-        if self._expected is None:
-            return None
-        workload = self._prepared
-        atol = workload.atol if question.atol is None else question.atol
-        rtol = workload.rtol if question.rtol is None else question.rtol
-        return mismatch(outputs, self._expected, atol, rtol)
+    def _check(self, candidate: Candidate, outputs: Any, question: Question) -> Failure | None:
+        if self._expected is not None and (failure := mismatch(outputs, self._expected, self._tolerance)):
+            return failure
+        if question.same_bits == "repeat":
+            for _ in range(NUM_REPEATS):
+                if failure := other_bits(outputs, self._again(candidate, question), "those of an equal launch"):
+                    return failure
+        if question.same_bits == "default" and question.baseline is not None:
+            if self._baseline is None:
+                self._baseline = self._again(question.baseline, question)
+            return other_bits(outputs, self._baseline, "the default config's")
+        return None
+
+    def _again(self, candidate: Candidate, question: Question) -> Any:
+        """The outputs of one more call, copied: those of a call that works in place would not last."""
+        start, outputs = self._start(candidate, question)
+        kept = [tensor.clone() for tensor in flatten(outputs)]
+        start.renew()
+        return kept
 
     def _watch_inputs(self, loaded: Loaded) -> None:
         """Gives notice of inputs that stay changed after a launch."""
@@ -229,8 +269,8 @@ class GpuMeter:
 
         def on_launch(launch: Launch) -> None:
             kernel = self._kernel(candidate, launch, question)[launch.grid]
-            loads.append(Loaded.of(workload, kernel, launch.arguments))
-            loads[-1].reset()
+            loads.append(Loaded.of(workload, kernel, launch.arguments, question.timer))
+            loads[-1].renew()
             loads[-1].fire()
 
         with poisoned(), intercept(workload, candidate.config, question.device.target, on_launch):
@@ -266,6 +306,7 @@ class GpuMeter:
         """Frees inputs, reference and kernels."""
         self._key = self._workload = self._expected = self._flush = self.reference_ms = None
         self._inputs, self._checksums, self.notices = {}, {}, ()
+        self._baseline, self._tolerance = None, Tolerance()
         for warm in (self._zeroed, self._kernels, self._seen):
             warm.clear()
 
@@ -276,42 +317,3 @@ def _timed(candidate: Candidate, question: Question, durations: Sequence[float],
         rung=question.rung, source=MEASURED, busy_s=busy_s,
     )  # fmt: skip
     return Answer(number=candidate.number, measurement=measurement)
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def _failed(candidate: Candidate, error: Exception) -> Answer:
-    """What an exception says about the candidate.
-
-    Raises:
-        Poisoned: it also says that this process is lost.
-    """
-    import torch
-
-    outcome, stage = _blame(error)
-    # Strings only: an exception would keep its frames, and they the tensors, alive.
-    failure = Failure(stage=stage, kind=type(error).__name__, message=_first_line(error)[:400])
-    answer = Answer(number=candidate.number, outcome=outcome, failure=failure)
-    try:
-        torch.cuda.synchronize()
-    except Exception:
-        raise Poisoned(answer) from None
-    return answer
-
-
-def _blame(error: Exception) -> tuple[Outcome, str]:
-    """How a candidate ended that raised this, and at which stage."""
-    import torch
-
-    text = str(error)
-    if isinstance(error, torch.cuda.OutOfMemoryError) or "out of memory" in text:
-        return Outcome.DEVICE_OOM, "launch"
-    if type(error).__name__ == "OutOfResources":
-        return Outcome.OUT_OF_RESOURCES, "load"
-    if "illegal memory access" in text or "misaligned address" in text:
-        return Outcome.ILLEGAL_ACCESS, "launch"
-    if isinstance(error, Mislaunched) or "CUDA" in text or "Triton Error" in text:
-        return Outcome.LAUNCH_ERROR, "launch"
-    return Outcome.USER_ERROR, "launch"

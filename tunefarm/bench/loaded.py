@@ -15,6 +15,9 @@ from tunefarm.spec.workload import Workload
 if TYPE_CHECKING:
     import torch
 
+GRAPH_MS, MAX_LAUNCHES = 0.2, 100
+"""A sample of the graph timer replays as many launches as take about so long, and at most so many."""
+
 
 def load_kernel(launch: Launch, artifact: Artifact) -> Any:
     """Triton's own handle for a kernel, made from machine code: nothing is compiled but its small host launcher.
@@ -41,26 +44,36 @@ class Loaded:
 
     Attributes:
         fire: launches it.
-        reset: gives arguments that are to be restored or zeroed their content before the launch.
+        again: makes the same of other arguments; None where there is nothing to exchange.
+        reset: gives arguments that are to be restored or zeroed their content before the launch; None if none are.
+        arguments: of the kernel, by name.
         zeroed: storages that `reset` zeroes, by address.
+        timer: `cold`, `hot` or `graph`; see `Measurement`.
         samples: events before and after each queued sample.
     """
 
     fire: Callable[[], Any]
-    reset: Callable[[], None] = lambda: None
+    again: Callable[[Mapping[str, Any]], Loaded] | None = None
+    reset: Callable[[], None] | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     zeroed: frozenset[int] = frozenset()
+    timer: str = "cold"
     samples: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+    _graph: tuple[torch.cuda.CUDAGraph, int] | None = None
 
     @classmethod
-    def of(cls, workload: Workload, kernel: Callable[..., None], arguments: Mapping[str, Any]) -> Loaded:
+    def of(
+        cls, workload: Workload, kernel: Callable[..., None], arguments: Mapping[str, Any], timer: str = "cold"
+    ) -> Loaded:
         """A kernel and a launch that has not happened yet: the content to be restored is that of now.
 
         Args:
             workload: says which arguments are restored or zeroed.
             kernel: from `load_kernel`, with its grid.
             arguments: of the launch, by name.
+            timer: how samples are taken.
         """
-        saved = [(tensor, tensor.clone()) for tensor in _tensors(workload.restore, arguments)]
+        saved = [(span, span.clone()) for span in map(_span, _tensors(workload.restore, arguments))]
         zero = _tensors(workload.zero, arguments)
         values = tuple(arguments.values())
 
@@ -71,32 +84,99 @@ class Loaded:
                 tensor.zero_()
 
         zeroed = frozenset(tensor.untyped_storage().data_ptr() for tensor in zero)
-        return cls(fire=lambda: kernel(*values), reset=reset, zeroed=zeroed)
+        return cls(
+            fire=lambda: kernel(*values), again=lambda others: cls.of(workload, kernel, others, timer),
+            reset=reset if saved or zero else None, arguments=arguments, zeroed=zeroed,
+            timer=timer,
+        )  # fmt: skip
+
+    def renew(self) -> None:
+        """Resets what is to be reset."""
+        if self.reset is not None:
+            self.reset()
+
+    def sharing(self, others: Mapping[str, Any]) -> Loaded:
+        """The same with another's tensors in place of its own where those are alike.
+
+        What is written by turns is then written to the same place: kernels differ by more than the noise for the
+        addresses of their outputs alone.
+        """
+        shared = {n: others[n] if _alike(value, others.get(n)) else value for n, value in self.arguments.items()}
+        changed = any(shared[name] is not value for name, value in self.arguments.items())
+        return self.again(shared) if changed and self.again is not None else self
 
     def sample(self, flush: torch.Tensor) -> None:
-        """Queues one cold sample; the flush and the reset are outside the timed region."""
+        """Queues one sample; the flush and the reset are outside the timed region.
+
+        Args:
+            flush: written before a cold sample: larger than the L2 cache.
+        """
+        if self.timer == "graph" and self._graph is None:
+            self._graph = self._captured()
         before, after = _event(), _event()
-        self.reset()
-        flush.zero_()
+        self.renew()
+        if self.timer == "cold":
+            flush.zero_()
         before.record()
-        self.fire()
+        if self._graph is None:
+            self.fire()
+        else:
+            self._graph[0].replay()
         after.record()
         self.samples.append((before, after))
 
     def durations_ms(self) -> list[float]:
-        """Durations of the queued samples, oldest first; waits for them."""
+        """Durations of one launch in the queued samples, oldest first; waits for them."""
         import torch
 
         torch.cuda.synchronize()
-        durations = [before.elapsed_time(after) for before, after in self.samples]
+        launches = self._graph[1] if self._graph else 1
+        durations = [before.elapsed_time(after) / launches for before, after in self.samples]
         self.samples.clear()
         return durations
+
+    def _captured(self) -> tuple[torch.cuda.CUDAGraph, int]:
+        """A graph of so many launches that starting it does not count, and their number."""
+        import torch
+
+        before, after = _event(), _event()
+        for _ in range(2):  # the first holds one-time costs
+            self.renew()
+            before.record()
+            self.fire()
+            after.record()
+        torch.cuda.synchronize()
+        wanted = GRAPH_MS / max(before.elapsed_time(after), 1e-3)
+        # What is restored before every launch cannot be launched twice in a row.
+        launches = 1 if self.reset else max(1, min(MAX_LAUNCHES, round(wanted)))
+        make: Callable[[], torch.cuda.CUDAGraph] = torch.cuda.CUDAGraph
+        graph = make()
+        with torch.cuda.graph(graph):
+            for _ in range(launches):
+                self.fire()
+        return graph, launches
+
+
+def _alike(mine: Any, theirs: Any) -> bool:
+    import torch
+
+    return (
+        isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor)
+        and (mine.dtype, mine.shape, mine.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
+        and mine.data_ptr() % 16 == theirs.data_ptr() % 16
+    )  # fmt: skip
 
 
 def _tensors(names: tuple[str, ...], arguments: Mapping[str, Any]) -> list[torch.Tensor]:
     """The tensors behind kernel arguments, those of tensor descriptors included; absent ones left out."""
     found = (arguments[name] for name in names)
     return [getattr(argument, "base", argument) for argument in found if argument is not None]
+
+
+def _span(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory from a tensor's first element to its last, as one flat tensor: also where elements share a place."""
+    length = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((length if tensor.numel() else 0,), (1,))
 
 
 def _event() -> torch.cuda.Event:

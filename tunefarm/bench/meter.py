@@ -54,9 +54,14 @@ class Question:
         variables: the experiment's names for the problem.
         candidates: to be measured.
         rung: fidelity.
-        num_samples: of each candidate.
+        num_samples: of each candidate, at least; 0 checks outputs and times nothing.
+        max_samples: of each candidate, at most.
+        precision: share of the median that half its 95 % interval may have before more samples are taken.
         interleaved: take one sample of each in turn, in random order, instead of all of one.
+        fresh: wants a process that has measured nothing but such questions.
         timer: how to time.
+        same_bits: `repeat`: outputs must be equal bit by bit when repeated; `default`: to those of `baseline`; or `no`.
+        baseline: the default, where its outputs are asked for.
         atol: absolute tolerance of the check, None for the dtype's.
         rtol: relative tolerance of the check, None for the dtype's.
         seed: of inputs and order.
@@ -70,8 +75,13 @@ class Question:
     candidates: tuple[Candidate, ...]
     rung: int
     num_samples: int
+    max_samples: int = 0
+    precision: float = 0.0
     interleaved: bool = False
+    fresh: bool = False
     timer: str = "cold"
+    same_bits: str = "no"
+    baseline: Candidate | None = None
     atol: float | None = None
     rtol: float | None = None
     seed: int = 0
@@ -80,7 +90,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a meter found out about one candidate: a measurement, or how and why it failed."""
+    """What a meter found out about one candidate: a measurement, that it is right, or how and why it failed."""
 
     number: int
     measurement: Measurement | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 from collections.abc import Iterator
 from typing import Any
@@ -23,10 +24,21 @@ def live_device(index: int = 0) -> Device:
     """
     import torch
 
-    if not torch.cuda.is_available():
-        raise InfrastructureError("no CUDA device is visible to this process", hint="see `tunefarm doctor`")
+    require_gpu()
     is_amd = getattr(torch.version, "hip", None) is not None
     return Device.of_driver(torch.cuda.get_device_properties(index), is_amd=is_amd)
+
+
+def require_gpu() -> None:
+    """Raises where torch sees no GPU.
+
+    Raises:
+        InfrastructureError: there is none.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise InfrastructureError("no CUDA device is visible to this process", hint="see `tunefarm doctor`")
 
 
 def toolchain() -> FrozenMap[str]:
@@ -42,13 +54,18 @@ def toolchain() -> FrozenMap[str]:
     return FrozenMap(versions)
 
 
-def sample(index: int = 0) -> FrozenMap[Any]:
-    """Clocks, temperature, power, throttle reasons and other processes on the GPU; empty where NVML is absent."""
+def sample(index: int = 0, since_s: float | None = None) -> FrozenMap[Any]:
+    """Clocks, temperature, power, throttle reasons and other processes on the GPU; empty where NVML is absent.
+
+    Args:
+        index: the GPU's, as torch sees it.
+        since_s: a moment of `time.time`; the processes that computed since then are counted.
+    """
     with _nvml() as nvml:
         if nvml is None:
             return FrozenMap()
         try:
-            handle = nvml.nvmlDeviceGetHandleByUUID(_uuid(index).encode())
+            handle = nvml.nvmlDeviceGetHandleByUUID(uuid(index).encode())
             reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
             return FrozenMap(
                 sm_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
@@ -58,16 +75,35 @@ def sample(index: int = 0) -> FrozenMap[Any]:
                 throttle=" ".join(word for bit, word in _THROTTLE.items() if reasons & bit),
                 # In a container NVML may not see the others; then the count is of ours alone.
                 num_processes=len(nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
+                **_others(nvml, handle, since_s),
             )
         except nvml.NVMLError:
             return FrozenMap()
 
 
-def _uuid(index: int) -> str:
+BUSY_PERCENT = 5
+"""Share of a GPU's time from which another process counts as being at work there."""
+
+
+def _others(nvml: Any, handle: Any, since_s: float | None) -> dict[str, int]:
+    """How many processes other than this one computed since a moment, where the driver tells."""
+    if since_s is None:
+        return {}
+    try:
+        samples = nvml.nvmlDeviceGetProcessUtilization(handle, int(since_s * 1e6))
+    except nvml.NVMLError:  # also says so where nobody was at work
+        return {}
+    busy = {sample.pid for sample in samples if sample.smUtil >= BUSY_PERCENT}
+    # In a container our own process has another number outside: then one of them is taken to be us.
+    return {"num_others": len(busy - {os.getpid()}) if os.getpid() in busy else max(0, len(busy) - 1)}
+
+
+def uuid(index: int = 0) -> str:
+    """The driver's name of the GPU that torch sees under an index."""
     import torch
 
-    uuid = str(torch.cuda.get_device_properties(index).uuid)
-    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+    name = str(torch.cuda.get_device_properties(index).uuid)
+    return name if name.startswith(("GPU-", "MIG-")) else f"GPU-{name}"
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -77,25 +78,56 @@ def explained(what: str) -> Iterator[None]:
         raise SpecError(f"{what} cannot be made: {type(e).__name__}: {message}", hint=hint) from None
 
 
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense tensor's bits as integers of the same size; wider elements are taken apart."""
+    import torch
+
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(whole.get(tensor.element_size(), torch.int8))
+
+
 def checksums(inputs: Mapping[str, Any]) -> dict[str, int]:
     """A checksum of each dense tensor's bits, by name: it tells whether somebody wrote into it."""
     import torch
 
-    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return {
-        name: int(value.view(bits[value.element_size()]).sum(dtype=torch.int64))
+        name: int(bits(value).sum(dtype=torch.int64))
         for name, value in inputs.items()
-        if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.element_size() in bits
-    }  # fmt: skip
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.element_size() <= 8
+    }
 
 
 def _make(spec: TensorSpec | ScalarSpec, variables: Mapping[str, Value], device: str, seed: int) -> Any:
-    import torch
 
     if isinstance(spec, ScalarSpec):
         return spec.scalar(variables)
     shape = spec.sizes(variables)
     name = spec.dtype_for(variables)
+    layout = spec.layout(variables)
+    if layout is None:
+        return _special(_filled(spec, shape, name, device, seed), spec)
+    strides, offset = layout
+    count = offset + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    room = _filled(spec, (count if math.prod(shape) else offset,), name, device, seed)
+    return _special(room.as_strided(shape, strides, offset), spec)
+
+
+def _special(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """The tensor, if so wished with a NaN and an infinity of either sign in different places."""
+    import torch
+
+    if not spec.special or tensor.device.type == "meta" or not tensor.numel():
+        return tensor
+    # Narrow floats without infinities take what is nearest: their greatest value, or NaN.
+    for share, value in ((1, math.inf), (2, -math.inf), (3, math.nan)):
+        place = torch.unravel_index(torch.tensor(tensor.numel() * share // 4), tensor.shape)
+        tensor[place] = torch.tensor(value, device=tensor.device).to(tensor.dtype)
+    return tensor
+
+
+def _filled(spec: TensorSpec, shape: tuple[int, ...], name: str, device: str, seed: int) -> torch.Tensor:
+    import torch
+
     dtype = torch_dtype(name)
     if device == "meta":
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -103,11 +135,8 @@ def _make(spec: TensorSpec | ScalarSpec, variables: Mapping[str, Value], device:
         return torch.zeros(shape, dtype=dtype, device=device)
     if spec.init == "ones":
         return torch.ones(shape, dtype=dtype, device=device)
-    count = 1
-    for size in shape:
-        count *= size
     if spec.init == "arange":
-        return torch.arange(count, device=device).reshape(shape).to(dtype)
+        return torch.arange(math.prod(shape), device=device).reshape(shape).to(dtype)
     generator = torch.Generator(device=device).manual_seed(seed)
     low = 0.0 if spec.low is None else spec.low
     if name not in FLOATS:

@@ -6,9 +6,11 @@ import contextlib
 import importlib
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tunefarm.bench.tensors import bits
 from tunefarm.errors import SpecError
 from tunefarm.spec.workload import Workload
 from tunefarm.trial import Failure
@@ -25,8 +27,11 @@ ROUNDOFF = {
 SLACK, WIDE_SLACK = 4.0, 64.0
 """Default tolerances in round-offs: this many of the value, and a quarter of it of the outputs' root mean square.
 
-Kernels compute narrow outputs in fp32 and round once, at the end; in fp32 and fp64 every step of the kernel rounds.
+Kernels compute narrow outputs in fp32 and round once, at the end; in fp32 and fp64 every step of the kernel rounds, so
+that the error of a sum grows with the square root of its length (Higham, Accuracy and Stability of Numerical
+Algorithms, 2.8): beyond `FREE_LENGTH` terms the tolerance grows with it.
 """
+FREE_LENGTH = 16
 
 
 def flatten(outputs: Any, returned_by: str = "call") -> list[torch.Tensor]:
@@ -104,16 +109,112 @@ def poisoned() -> Iterator[None]:
         switches.fill_uninitialized_memory = fill
 
 
-def mismatch(
-    outputs: Any, expected: list[torch.Tensor], atol: float | None = None, rtol: float | None = None
-) -> Failure | None:
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far outputs may be from what they should be.
+
+    Attributes:
+        atol: absolute; None for the dtype's, see `SLACK`.
+        rtol: relative; None for the dtype's.
+        length: terms in the longest sum behind an output.
+    """
+
+    atol: float | None = None
+    rtol: float | None = None
+    length: int = 1
+
+    @property
+    def is_given(self) -> bool:
+        """Whether somebody has set it."""
+        return self.atol is not None or self.rtol is not None
+
+    def bound(self, dtype: torch.dtype, wanted: torch.Tensor) -> tuple[float, float]:
+        """(absolute, relative) for outputs of an element type.
+
+        Args:
+            dtype: of the candidate's outputs.
+            wanted: what they should be.
+        """
+        import torch
+
+        roundoff = ROUNDOFF.get(str(dtype).removeprefix("torch."), 0.0)
+        slack = SLACK * roundoff
+        if dtype in (torch.float64, torch.float32):
+            slack = WIDE_SLACK * roundoff * math.sqrt(max(1.0, self.length / FREE_LENGTH))
+        rtol = slack if self.rtol is None else self.rtol
+        if self.atol is not None:
+            return self.atol, rtol
+        finite = torch.where(torch.isfinite(wanted), wanted, torch.zeros_like(wanted))
+        return slack / 4 * math.sqrt(float(finite.square().mean())), rtol
+
+
+def sum_length(inputs: Mapping[str, Any], expected: Sequence[torch.Tensor], flops: float) -> int:
+    """An upper estimate of the terms behind an output: of inputs to outputs, or of arithmetic to outputs.
+
+    Args:
+        inputs: of the call.
+        expected: its outputs.
+        flops: arithmetic of the call, 0 where unknown.
+    """
+    import torch
+
+    largest = max((value.numel() for value in inputs.values() if isinstance(value, torch.Tensor)), default=0)
+    smallest = min((tensor.numel() for tensor in expected if tensor.numel()), default=1)
+    return max(1, largest // smallest, int(flops / (2 * sum(tensor.numel() for tensor in expected) or 1)))
+
+
+def attainable(tolerance: Tolerance, own: Any, expected: list[torch.Tensor]) -> Tolerance:
+    """A tolerance that the reference itself meets: the given one, or twice the reference's own error where it misses.
+
+    Args:
+        tolerance: as given.
+        own: outputs of the reference in the inputs' own precision.
+        expected: in higher precision.
+    """
+    import torch
+
+    worst = 0.0
+    for actual, wanted in zip(flatten(own, "reference"), expected, strict=False):
+        if actual.is_floating_point() and actual.numel() and actual.shape == wanted.shape:
+            wide = wanted.to(actual.device).double()
+            atol, rtol = tolerance.bound(actual.dtype, wide)
+            excess = (actual.double() - wide).abs() / (atol + rtol * wide.abs()).clamp_min(1e-300)
+            worst = max(worst, float(torch.where(wide.isfinite(), excess, 0.0).nan_to_num(nan=0.0).max()))
+    if worst <= 1.0:
+        return tolerance
+
+    def wider(given: float | None) -> float | None:
+        return None if given is None else 2 * worst * given
+
+    return replace(tolerance, atol=wider(tolerance.atol), rtol=wider(tolerance.rtol))
+
+
+def other_bits(outputs: Any, others: Any, whose: str) -> Failure | None:
+    """How two outputs of equal calls differ bit by bit, or None.
+
+    Args:
+        outputs: of a candidate.
+        others: of the same call.
+        whose: the others are, for the message.
+    """
+    for position, (mine, theirs) in enumerate(zip(flatten(outputs), flatten(others), strict=True)):
+        count = int((bits(mine) != bits(theirs)).sum())
+        if count:
+            share = 100 * count / mine.numel()
+            return Failure(
+                stage="verify", kind="other bits",
+                message=f"output {position}: {share:.3g} % of {mine.numel()} elements have other bits than {whose}",
+            )  # fmt: skip
+    return None
+
+
+def mismatch(outputs: Any, expected: list[torch.Tensor], tolerance: Tolerance = Tolerance()) -> Failure | None:
     """How a candidate's outputs differ from what they should be, or None.
 
     Args:
         outputs: what the call returned.
         expected: from `reference_outputs`; same number and shapes.
-        atol: absolute tolerance; None for the dtype's, see `SLACK`.
-        rtol: relative tolerance; None for the dtype's.
+        tolerance: how far they may differ.
 
     Raises:
         SpecError: outputs and reference differ in number or shape, which is no candidate's fault.
@@ -126,14 +227,12 @@ def mismatch(
             hint="let both return the same outputs",
         )
     for position, (actual, wanted) in enumerate(zip(got, expected, strict=True)):
-        if failure := _compare(actual, wanted, atol, rtol, position):
+        if failure := _compare(actual, wanted, tolerance, position):
             return failure
     return None
 
 
-def _compare(
-    actual: torch.Tensor, wanted: torch.Tensor, atol: float | None, rtol: float | None, position: int
-) -> Failure | None:
+def _compare(actual: torch.Tensor, wanted: torch.Tensor, tolerance: Tolerance, position: int) -> Failure | None:
     import torch
 
     if actual.numel() == 0:
@@ -141,12 +240,7 @@ def _compare(
     # Narrow outputs are exact in fp32, which halves the memory of comparing them.
     wide = torch.float64 if actual.dtype in (torch.float64, torch.int64) else torch.float32
     a, w = actual.to(wide), wanted.to(actual.device, wide)
-    roundoff = ROUNDOFF.get(str(actual.dtype).removeprefix("torch."), 0.0)
-    slack = roundoff * (WIDE_SLACK if actual.dtype in (torch.float64, torch.float32) else SLACK)
-    rtol = slack if rtol is None else rtol
-    if atol is None:
-        finite = torch.where(torch.isfinite(w), w, torch.zeros_like(w))
-        atol = slack / 4 * math.sqrt(float(finite.square().mean()))
+    atol, rtol = tolerance.bound(actual.dtype, w)
     # Equal covers infinities, from which everything is infinitely far; NaN is right only where the reference has NaN.
     is_near = w.isfinite() & ((a - w).abs() <= atol + rtol * w.abs())
     wrong = ~((a == w) | is_near | (a.isnan() & w.isnan()))

@@ -1,7 +1,8 @@
 """The jobs that a fleet carries for the farm: build on a CPU, measure on a GPU or from a landscape.
 
 Each is a plain function of one picklable request. What is worth keeping between jobs (imports, inputs, kernels) stays
-in this module's globals: a worker is one long-lived process.
+in this module's globals: a worker is one long-lived process. Going from candidate to candidate a job leaves a will, so
+that a process that dies or hangs costs the candidate it was at and no other.
 """
 
 from __future__ import annotations
@@ -16,25 +17,30 @@ from typing import Any
 
 from tunefarm.bench import telemetry
 from tunefarm.bench.build import Artifact, build_key, compile_launch
-from tunefarm.bench.gpu import GpuMeter, Poisoned
+from tunefarm.bench.faults import Pace, Poisoned, failed, obituary
+from tunefarm.bench.gpu import GpuMeter
 from tunefarm.bench.launch import learn
 from tunefarm.bench.legality import unfit
-from tunefarm.bench.meter import Answer, Answers, Meter, Question
+from tunefarm.bench.meter import NUM_WARMUP, Answer, Answers, Meter, Question
 from tunefarm.bench.replay import LandscapeMeter
+from tunefarm.bench.steady import Watch
 from tunefarm.bench.tensors import make_inputs
 from tunefarm.config import Config, Value
 from tunefarm.device import Device
-from tunefarm.errors import UserError
+from tunefarm.errors import SpecError, UserError, WorkerLost
 from tunefarm.frozen import FrozenMap
 from tunefarm.landscape import load_cached
 from tunefarm.seams import Retire
 from tunefarm.source import source_hash
 from tunefarm.spec.workload import WorkloadRef, load_workload
-from tunefarm.trial import Build, Failure, Outcome
+from tunefarm.trial import PREPARE, Build, Failure, Outcome
+from tunefarm.will import leave
 
 _BORN = time.monotonic()
 _meters: dict[str, Meter] = {}
-_started = False
+_paces: dict[tuple[WorkloadRef, FrozenMap[Value]], Pace] = {}
+_watch = Watch()
+_started = _worn = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +54,7 @@ class BuildRequest:
         target: arch, such as 90.
         keys: the build key that the driver expects of each config, or empty: a worker whose kernel or Triton is
             another must not fill the store under them.
+        patience_s: the longest one config may take; then the compiler is taken to hang.
     """
 
     ref: WorkloadRef
@@ -55,6 +62,7 @@ class BuildRequest:
     configs: tuple[Config, ...]
     target: int
     keys: tuple[str, ...] = ()
+    patience_s: float = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +83,21 @@ class Built:
         return dataclasses.replace(self, outcome=Outcome.OUT_OF_RESOURCES, failure=failure) if failure else self
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unbuilt:
+    """The will of a build job: what it has built, and the config it was at."""
+
+    built: tuple[Built, ...]
+    config: Config
+    patience_s: float
+
+    def execute(self, lost: WorkerLost) -> tuple[Built, ...]:
+        """The config is to blame."""
+        failure = obituary(lost, "build", self.patience_s)
+        outcome = Outcome.COMPILE_TIMEOUT if lost.death == "hung" else Outcome.CRASHED
+        return (*self.built, Built(config=self.config, outcome=outcome, failure=failure))
+
+
 def build(request: BuildRequest) -> tuple[Built, ...]:
     """Compiles the configs of a request, in order.
 
@@ -84,8 +107,9 @@ def build(request: BuildRequest) -> tuple[Built, ...]:
     workload = load_workload(request.ref)
     inputs = make_inputs(workload, request.variables, "meta")
     source = source_hash(workload.kernel) if request.keys else ""
-    built = []
+    built: list[Built] = []
     for position, config in enumerate(request.configs):
+        leave(_Unbuilt(built=tuple(built), config=config, patience_s=request.patience_s), request.patience_s)
         launch = learn(workload, inputs, config, request.target)
         if request.keys and build_key(source, launch, request.target) != request.keys[position]:
             raise UserError(
@@ -109,47 +133,163 @@ def probe() -> Device:
     return telemetry.live_device()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unmeasured:
+    """The will of a measuring job: the answers found, and the number of the candidate it was at.
+
+    `at` is None while several are at work on the GPU, of which any may be the one, or none is any more.
+    """
+
+    answers: Answers
+    at: int | None
+    patience_s: float
+
+    def execute(self, lost: WorkerLost) -> Answers | str:
+        """The candidate is to blame; where there were several, nobody is, and each is to be tried by itself."""
+        if self.at is None:
+            return self.answers if self.answers.answers else str(lost)
+        outcome = Outcome.TIMEOUT if lost.death == "hung" else Outcome.CRASHED
+        guilty = Answer(number=self.at, outcome=outcome, failure=obituary(lost, "launch", self.patience_s))
+        return dataclasses.replace(self.answers, answers=(*self.answers.answers, guilty))
+
+
 def measure(question: Question) -> Answers | Retire:
     """Answers a question on this worker's GPU, or from a landscape if the question names one.
 
     Returns:
-        The answers; wrapped in `Retire` when a fault has left the process untrustworthy.
+        The answers; fewer than candidates, and wrapped in `Retire`, when a fault has left the process untrustworthy.
+        Where the GPU's memory does not hold the problem, that is the answer for every candidate.
+        `Retire` alone when the question wants a fresh process and this one has measured others.
 
     Raises:
         UserError: the workload or the landscape cannot serve the problem.
     """
-    global _started
-    startup_s, began = 0.0, time.monotonic()
-    meter = _meter("replay" if question.landscape else "gpu")
-    meter.prepare(question)
-    if not _started:
-        # The first problem's preparation loads CUDA libraries; it is start-up, not measuring.
-        startup_s, began = time.monotonic() - _BORN, time.monotonic()
-        _started = True
-    compiled = _count_compiles() if not question.landscape else lambda: 0
-    answers: list[Answer] = []
-    poisoned = False
+    global _worn
+    if question.fresh and _worn:
+        return Retire(again=True)
+    _worn = _worn or not question.fresh
+    result, is_lost = _sit(question)
+    disturbed = [a for a in result.answers if a.measurement is not None and a.measurement.telemetry.get("disturbed")]
+    if disturbed and not is_lost:
+        # What disturbs passes, mostly: once more, and then it is said.
+        numbers = {answer.number for answer in disturbed}
+        candidates = tuple(candidate for candidate in question.candidates if candidate.number in numbers)
+        again, is_lost = _sit(dataclasses.replace(question, candidates=candidates))
+        result = _instead(result, again)
+    return Retire(result) if is_lost else result
+
+
+def _sit(question: Question) -> tuple[Answers, bool]:
+    """The answers to a question, and whether the process is lost with them."""
+    sitting = _Sitting(question)
+    is_lost = False
+    if not question.landscape:
+        _watch.begin()
     try:
-        for answer in meter.measure(question.candidates, question):
-            answers.append(answer)
+        sitting.prepare()
+        sitting.go_through()
     except Poisoned as e:
-        answers.append(e.args[0])
-        poisoned = True
-    result = Answers(
-        answers=tuple(answers),
-        worker=f"{socket.gethostname()}:{os.getpid()}",
-        startup_s=startup_s,
-        busy_s=time.monotonic() - began,
-        num_compiled=compiled(),
-        toolchain=_toolchain(question),
-        reference_ms=meter.reference_ms,
-        notices=meter.notices,
-    )
+        sitting.found += e.args
+        is_lost = True
+    except SpecError as e:
+        if "out of memory" not in str(e):
+            raise
+        sitting.found += [_too_large(number, e) for number in sitting.left]
     if question.landscape:
-        return result
+        return sitting.so_far(), False
     # A lost context can tell nothing more.
-    signed = _signed(result, FrozenMap() if poisoned else telemetry.sample())
-    return Retire(signed) if poisoned else signed
+    return _signed(sitting.so_far(), FrozenMap() if is_lost else _watch.end()), is_lost
+
+
+def _instead(first: Answers, second: Answers) -> Answers:
+    """Answers with those of a second sitting in place of the first one's, and what is still to be said of them."""
+    later = {answer.number: answer for answer in second.answers}
+    said = [a.measurement.telemetry.get("disturbed") for a in second.answers if a.measurement is not None]
+    notices = tuple(f"measured twice and still {reason}" for reason in dict.fromkeys(said) if reason)
+    return dataclasses.replace(
+        second,
+        answers=tuple(later.get(answer.number, answer) for answer in first.answers),
+        startup_s=first.startup_s + second.startup_s,
+        busy_s=first.busy_s + second.busy_s,
+        num_compiled=first.num_compiled + second.num_compiled,
+        notices=tuple(dict.fromkeys((*first.notices, *second.notices, *notices))),
+    )
+
+
+class _Sitting:
+    """A question while it is being answered.
+
+    Attributes:
+        found: the answers by now.
+    """
+
+    def __init__(self, question: Question) -> None:
+        self._question = question
+        self._meter = _meter("replay" if question.landscape else "gpu")
+        self._startup_s, self._began = 0.0, time.monotonic()
+        self._compiled: Callable[[], int] = lambda: 0
+        self._toolchain: FrozenMap[str] = FrozenMap()
+        self.found: list[Answer] = []
+
+    @property
+    def left(self) -> list[int]:
+        """Numbers of the candidates without an answer, in order."""
+        answered = {answer.number for answer in self.found}
+        return [c.number for c in self._question.candidates if c.number not in answered]
+
+    def so_far(self) -> Answers:
+        """What is known by now."""
+        return Answers(
+            answers=tuple(self.found), worker=f"{socket.gethostname()}:{os.getpid()}", startup_s=self._startup_s,
+            busy_s=time.monotonic() - self._began, num_compiled=self._compiled(), toolchain=self._toolchain,
+            reference_ms=self._meter.reference_ms, notices=self._meter.notices,
+        )  # fmt: skip
+
+    def prepare(self) -> None:
+        """Makes the meter ready for the problem."""
+        global _started
+        self._meter.prepare(self._question)
+        if not _started:
+            # The first problem's preparation loads CUDA libraries; it is start-up, not measuring.
+            self._startup_s, self._began = time.monotonic() - _BORN, time.monotonic()
+            _started = True
+        self._compiled = self._compiled if self._question.landscape else _count_compiles()
+        self._toolchain = _toolchain(self._question)
+
+    def go_through(self) -> None:
+        """Finds an answer for one candidate after the other."""
+        question = self._question
+        pace = _paces.setdefault((question.ref, question.variables), Pace())
+        pace.reference_ms = self._meter.reference_ms
+        answers = self._meter.measure(question.candidates, question)
+        while True:
+            at = self._leave_will(pace)
+            try:
+                answer = next(answers, None)
+            except (SystemExit, KeyboardInterrupt) as e:  # Nobody but the user's call raises them here.
+                if at is None:
+                    raise
+                answer, answers = failed(at, e), iter(())
+            if answer is None:
+                return
+            self.found.append(answer)
+            pace.learn(answer)
+
+    def _leave_will(self, pace: Pace) -> int | None:
+        """Says how things stand; returns the number of the candidate that is next, if only one can be."""
+        left = self.left
+        several = self._question.interleaved and len(left) > 1
+        at = left[0] if left and not several else None
+        if not self._question.landscape:  # A replay does nothing that one could die of.
+            num_samples = max(self._question.num_samples, self._question.max_samples)
+            patience_s = pace.patience_s(NUM_WARMUP + num_samples + 1) * (len(left) if several else 1)
+            leave(_Unmeasured(answers=self.so_far(), at=at, patience_s=patience_s), patience_s)
+        return at
+
+
+def _too_large(number: int, error: SpecError) -> Answer:
+    failure = Failure(stage=PREPARE, kind="OutOfMemoryError", message=error.args[0], detail=error.hint)
+    return Answer(number=number, outcome=Outcome.DEVICE_OOM, failure=failure)
 
 
 def _meter(kind: str) -> Meter:

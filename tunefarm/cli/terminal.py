@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunefarm.study import Status, StudyResult
+from tunefarm.trial import describe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,6 +41,8 @@ def study_line(result: StudyResult) -> str:
     parts = [f"best {winner.config}", time_text(winner.median_ms)]
     if winner.gain is not None:
         parts.append(f"{winner.gain:.2f}x default")
+    elif failure := result.default_failure:
+        parts.append(f"gain n/a: the default {winner.default} fails: {describe(failure)}")
     rates = result.rate(winner.median_ms)
     if "tbps" in rates:
         parts.append(f"{rates['tbps']:.2f} TB/s")

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tunefarm.errors import InfrastructureError
+from tunefarm.errors import InfrastructureError, WorkerLost
 from tunefarm.seams import Retire
+from tunefarm.will import Will
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +21,37 @@ class Reply:
         payload: pickle of what the job returned or, if `failed`, raised.
         failed: it raised.
         retire: the process is not to be used again.
+        again: the job is to be done in a fresh process.
     """
 
     payload: bytes
     failed: bool = False
     retire: bool = False
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """What a process says before it answers: the job's will as it now stands.
+
+    Attributes:
+        will: its pickle; only the driver opens it.
+        patience_s: how long the process may now be silent.
+    """
+
+    will: bytes
+    patience_s: float
+
+    @classmethod
+    def of(cls, will: Will, patience_s: float) -> Word:
+        """A will as it travels."""
+        return cls(will=pickle.dumps(will), patience_s=patience_s)
+
+
+def execute(lost: WorkerLost) -> Any:
+    """What a lost job leaves behind by its will."""
+    will: Will = pickle.loads(lost.will)
+    return will.execute(lost)
 
 
 def pack(job: Callable[[], Any]) -> bytes:
@@ -52,10 +79,12 @@ def perform(payload: bytes) -> Reply:
         value = job()
     except Exception as error:
         error.add_note("In the worker:\n" + traceback.format_exc().rstrip())
-        return _failure(error)
+        # Whatever is wrong with the machine may be wrong with this process alone.
+        return _failure(error, retire=isinstance(error, InfrastructureError))
     retire = isinstance(value, Retire)
     try:
-        return Reply(payload=pickle.dumps(value.value if retire else value), retire=retire)
+        payload = pickle.dumps(value.value if retire else value)
+        return Reply(payload=payload, retire=retire, again=retire and value.again)
     except Exception as error:
         return _failure(
             InfrastructureError(f"what a job returned cannot be sent back: {type(error).__name__}: {error}"), retire

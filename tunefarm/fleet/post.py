@@ -96,16 +96,27 @@ class Post:
         while (item := self._waiting.get()) is not None:
             payload, future = item
             try:
-                process = self._take_up(future)
-                if process is None:
+                answer: Reply | InfrastructureError | None = self._do(payload, future)
+                if answer is None:
                     continue
-                answer: Reply | InfrastructureError = process.exchange(payload)
             except InfrastructureError as error:
                 answer = error
             except Exception as error:  # No memory for a process, no disk for its words: whoever waits must hear it.
                 answer = InfrastructureError(f"{self._name} cannot work: {type(error).__name__}: {error}")
             self._put_down(future, answer)
         self._discard()
+
+    def _do(self, payload: bytes, future: Future[Any]) -> Reply | None:
+        """The reply to a job, in a fresh process if it asks for one; None if it was cancelled while it waited."""
+        process = self._take_up(future)
+        reply = process.exchange(payload) if process is not None else None
+        if reply is not None and reply.again:
+            with self._lock:
+                self._running = None
+            self._discard()
+            process = self._take_up(future)
+            reply = process.exchange(payload) if process is not None else None
+        return reply
 
     def _take_up(self, future: Future[Any]) -> Process | None:
         """The process for a job, started if need be; None if the job was cancelled while it waited."""

@@ -18,8 +18,9 @@ from typing import Any
 from tunefarm.device import Device
 from tunefarm.errors import InfrastructureError, SpecError, WorkerLost
 from tunefarm.fleet.cpus import available_cpus
-from tunefarm.fleet.parcel import Reply, perform
+from tunefarm.fleet.parcel import Reply
 from tunefarm.fleet.post import Post, close_all
+from tunefarm.fleet.process import LocalProcess
 from tunefarm.seams import Retire, Worker
 
 _TOKEN = secrets.token_hex(32)
@@ -29,23 +30,31 @@ _REACH_S = 10.0
 
 
 class Actor:
-    """What a worker's process runs on the cluster.
+    """Holds a worker's place on the cluster; the jobs are done by a process of its own beside it.
+
+    Ray says of a dead actor that it is dead. The actor outlives its process, and so can say how that ended, what its
+    last words were and what its job left behind, as on one machine. If the actor dies its process dies with it.
 
     Args:
+        name: the worker's.
         environment: variables to set before the first job is loaded.
         path: the driver's module search path; what is not there is no harm.
     """
 
-    def __init__(self, environment: Mapping[str, str], path: Sequence[str]) -> None:
+    def __init__(self, name: str, environment: Mapping[str, str], path: Sequence[str]) -> None:
         os.environ.update(environment)
         sys.path.extend(entry for entry in path if entry not in sys.path)
+        self._process = LocalProcess(name, environment)
 
     def ready(self) -> None:
-        """Answering at all says that the process is up."""
+        """Answering at all says that there is a place."""
 
-    def perform(self, payload: bytes) -> Reply:
-        """Does a packed job."""
-        return perform(payload)
+    def exchange(self, payload: bytes) -> Reply | InfrastructureError:
+        """Does a packed job. A lost process is an answer too: as an exception Ray would wrap it."""
+        try:
+            return self._process.exchange(payload)
+        except InfrastructureError as error:
+            return error
 
 
 class RayProcess:
@@ -66,13 +75,13 @@ class RayProcess:
         self._startup_s = startup_s
         self._is_up = False
         remote = ray.remote(Actor).options(max_restarts=0, max_task_retries=0, **options)
-        self._actor = remote.remote(dict(environment), list(sys.path))
+        self._actor = remote.remote(name, dict(environment), list(sys.path))
 
     def exchange(self, payload: bytes) -> Reply:
         """Does a packed job and waits for the reply.
 
         Raises:
-            WorkerLost: the actor died or was killed.
+            WorkerLost: the actor or its process died or was killed.
             InfrastructureError: it died, or found no place on the cluster in time, before it was ready.
         """
         import ray
@@ -80,9 +89,11 @@ class RayProcess:
         if not self._is_up:
             self._await_up()
         try:
-            reply = ray.get(self._actor.perform.remote(payload))
+            reply = ray.get(self._actor.exchange.remote(payload))
         except ray.exceptions.RayError as error:
             raise WorkerLost(f"{self._name} died while it held a job: {_last_line(error)}") from error
+        if isinstance(reply, InfrastructureError):
+            raise reply
         assert isinstance(reply, Reply)
         return reply
 
@@ -117,9 +128,10 @@ class RayProcess:
 class RayFleet:
     """Build workers on the CPUs of a cluster, and one measuring worker per GPU or some that replay.
 
-    A local cluster has no dashboard, sends no usage statistics, and asks every caller for a token that only this
-    process and its children know; it ends with the fleet. A process starts with its worker's first job and
-    holds its GPU from then on; to learn which GPU that is, one is started at once and ends again.
+    What jobs print is kept only to be shown as the last words of a process that dies. A local cluster has no
+    dashboard, sends no usage statistics, and asks every caller for a token that only this process and its children
+    know; it ends with the fleet. A process starts with its worker's first job and holds its GPU from then on; to
+    learn which GPU that is, one is started at once and ends again.
 
     Args:
         address: of a running cluster; None for a local one. If this process has joined a cluster already, that
@@ -129,7 +141,6 @@ class RayFleet:
         num_measure: measuring workers; one per GPU, or one that replays, if left out.
         num_builders: build workers; one per CPU if left out.
         startup_s: how long a process may take to come up.
-        log_to_driver: whether what jobs print is shown here.
 
     Raises:
         SpecError: the cluster cannot have as many workers as asked for, ever.
@@ -144,12 +155,11 @@ class RayFleet:
         num_measure: int | None = None,
         num_builders: int | None = None,
         startup_s: float = 120.0,
-        log_to_driver: bool = False,
     ) -> None:
         self._workers: list[Worker] = []
         self._posts: dict[str, Post] = {}
         self._startup_s = startup_s
-        self._owns_cluster = _connect(address, use_gpus=probe is not None, log_to_driver=log_to_driver)
+        self._owns_cluster = _connect(address, use_gpus=probe is not None)
         try:
             num_cpus, num_gpus = _capacity(startup_s)
             if probe is None:
@@ -213,7 +223,7 @@ def _introduction(probe: Callable[[], Device]) -> Retire:
     return Retire((probe(), socket.gethostname()))
 
 
-def _connect(address: str | None, *, use_gpus: bool, log_to_driver: bool) -> bool:
+def _connect(address: str | None, *, use_gpus: bool) -> bool:
     """Joins a cluster or starts one here; True if it was started here."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
@@ -233,9 +243,9 @@ def _connect(address: str | None, *, use_gpus: bool, log_to_driver: bool) -> boo
             "include_dashboard": False,
         }
     # `log_to_driver` does not cover Ray's own words on dead workers, which would go to standard output.
-    ray._private.worker._worker_logs_enabled = log_to_driver
+    ray._private.worker._worker_logs_enabled = False
     try:
-        ray.init(logging_level=logging.ERROR, log_to_driver=log_to_driver, **options)
+        ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise InfrastructureError(f"no Ray cluster at {address or 'this machine'}: {error}") from error
     return address is None

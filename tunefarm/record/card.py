@@ -145,6 +145,8 @@ def describe_study(result: StudyResult) -> str:
         parts = [f"{winner.config} takes {winner.median_ms * 1e3:.4g} us"]
         if winner.gain is not None and winner.default_ms is not None:
             parts.append(f"{winner.gain:.3g} times as fast as the default ({winner.default_ms * 1e3:.4g} us)")
+        elif failure := result.default_failure:
+            parts.append(f"not compared with the default {winner.default}, which fails ({describe(failure)})")
         parts += [f"{rates['tbps']:.3g} TB/s"] if "tbps" in rates else []
         parts += [f"{rates['tflops']:.4g} TFLOP/s"] if "tflops" in rates else []
         effort = f"{result.num_measured} of {result.num_candidates} candidates measured"

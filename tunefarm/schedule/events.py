@@ -100,6 +100,8 @@ class Lost:
     Attributes:
         died: the worker's process died of it, rather than that some service failed.
         reason: for people.
+        told: the job has left word of what it was at: that is taken for what it brings back, and one process is all
+            that it costs.
     """
 
     job: str
@@ -107,6 +109,7 @@ class Lost:
     worker: str
     died: bool
     reason: str
+    told: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

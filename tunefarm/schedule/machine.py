@@ -1,6 +1,6 @@
 """The schedule: `step(state, event, now_s)` says what to do. No clock, no threads, no I/O, no chance.
 
-    Submitted -> waiting -> Start -> Accept
+    Submitted -> waiting -> Start -> Accept (also of what a lost job has left word of)
                     ^          |
                     +-- lost --+--> Condemn (cost too many workers) or GiveUp (lost too often)
 
@@ -167,14 +167,20 @@ def _lost(state: State, event: Lost, actions: list[Action]) -> None:
     if life is None:
         actions.append(Late(job=event.job, attempt=event.attempt))
         return
-    _lose(state, life, Loss(event.worker, event.died, event.reason), actions)
+    _lose(state, life, Loss(event.worker, event.died, event.reason), actions, told=event.told)
 
 
-def _lose(state: State, life: Life, loss: Loss, actions: list[Action]) -> None:
+def _lose(state: State, life: Life, loss: Loss, actions: list[Action], *, told: bool = False) -> None:
     """Takes a job off its worker, and sees that both go on."""
+    attempt = life.attempt
     member = state.release(life)
     member.lost.add(life.job.id)
-    _retry(state, life, loss, actions)
+    if told:
+        answer = Late if life.withdrawn else Accept
+        actions.append(answer(job=life.job.id, attempt=attempt))
+        del state.lives[life.job.id]
+    else:
+        _retry(state, life, loss, actions)
     others = all(state.roster.size(lane) > 1 for lane in member.lanes)
     # The last one there is goes on: a lost job is dear, but without any worker all jobs are lost.
     if member.active and others and len(member.lost) >= state.limits.quarantine:

@@ -8,10 +8,12 @@ from typing import TypeAlias
 import numpy as np
 
 from tunefarm.config import Config
-from tunefarm.search.features import Vectors, num_warps, tile_volumes
+from tunefarm.search.features import num_warps, tile_volumes
 from tunefarm.trial import Winner, median_interval
 
 NUM_RESAMPLES = 2000
+CONFIDENCE = 0.99
+"""Of the interval outside of which one config is better than another."""
 
 Finalist: TypeAlias = tuple[int, Config, tuple[float, ...]]
 """Number, config and samples in ms, one sample per round: sample i of every finalist was taken in round i."""
@@ -22,7 +24,7 @@ def crown(
 ) -> Winner:
     """Crowns the winner of interleaved finals.
 
-    A finalist ties with the fastest when the 95 % interval of the ratio of their medians includes 1. A tied default
+    A finalist ties with the fastest when the fastest is not better by `is_better`. A tied default
     is kept, and so is one that the fastest beats by less than `min_gain`; then the incumbent under the same terms;
     then, among those that are both tied and within `min_gain`, the simplest: fewest warps, fewest stages, smallest
     tile, first key. The order of `finalists` is of no consequence.
@@ -41,14 +43,9 @@ def crown(
     configs = [config for _, config, _ in field]
     samples = [samples_ms for _, _, samples_ms in field]
     medians = np.array([float(np.median(s)) for s in samples])
-    resampled = _resampled_medians(samples, seed)
     fastest = int(medians.argmin())
-
-    def ratio_interval(slower: int, faster: int) -> tuple[float, float]:
-        low, high = np.percentile(resampled[slower] / resampled[faster], [2.5, 97.5])
-        return float(low), float(high)
-
-    tied = {i for i in range(len(field)) if i == fastest or ratio_interval(i, fastest)[0] <= 1.0}
+    rest = [i for i in range(len(field)) if i != fastest]
+    tied = {fastest, *(i for i in rest if not is_better(samples[fastest], samples[i], seed=seed))}
     near = {i for i in range(len(field)) if i == fastest or medians[i] < medians[fastest] * (1.0 + min_gain)}
     champion, reason = _choose(configs, tied, near, default, incumbent)
     rivals = [i for i in range(len(field)) if i != champion]
@@ -61,7 +58,7 @@ def crown(
         default=default,
         default_ms=None if against is None else float(medians[against]),
         gain=None if against is None else float(medians[against] / medians[champion]),
-        gain_interval=None if against is None else ratio_interval(against, champion),
+        gain_interval=None if against is None else ratio_interval(samples[against], samples[champion], 0.95, seed),
         runner_up=None if runner_up is None else configs[runner_up],
         margin=None if runner_up is None else float(medians[runner_up] / medians[champion] - 1.0),
         reason=reason,
@@ -92,11 +89,38 @@ def _choose(
     return min(equals, key=simplicity), "tie: simpler kept" if len(equals) > 1 else "faster"
 
 
-def _resampled_medians(samples: Sequence[Sequence[float]], seed: int) -> Vectors:
-    """Bootstrap medians of each finalist, shape (num_finalists, NUM_RESAMPLES).
+def is_better(
+    faster_ms: Sequence[float], slower_ms: Sequence[float], confidence: float = CONFIDENCE, seed: int = 0
+) -> bool:
+    """Whether one config is faster than another beyond the noise of their sitting.
 
-    The same rounds are drawn for all: what disturbed a round disturbed everyone, and cancels in a ratio.
+    Args:
+        faster_ms: its samples in ms, the i-th taken in the same round as the other's i-th.
+        slower_ms: the other's.
+        confidence: that an equal one is not taken for slower or faster.
+        seed: of the bootstrap.
     """
-    num_rounds = min(len(s) for s in samples)
+    return ratio_interval(slower_ms, faster_ms, confidence, seed)[0] > 1.0
+
+
+def ratio_interval(
+    slower_ms: Sequence[float], faster_ms: Sequence[float], confidence: float, seed: int = 0
+) -> tuple[float, float]:
+    """The interval of the ratio of two medians, by bootstrap over the rounds of a sitting.
+
+    The same rounds are drawn for both: what disturbed a round disturbed both, and cancels in the ratio.
+
+    Args:
+        slower_ms: samples in ms.
+        faster_ms: those of the other; the i-th was taken in the same round.
+        confidence: of the interval, such as 0.99.
+        seed: of the bootstrap.
+
+    Source: Efron and Tibshirani, An Introduction to the Bootstrap, 13 (percentile intervals).
+    """
+    num_rounds = min(len(slower_ms), len(faster_ms))
     rounds = np.random.default_rng(seed).integers(num_rounds, size=(NUM_RESAMPLES, num_rounds))
-    return np.array([np.median(np.asarray(s[:num_rounds])[rounds], axis=1) for s in samples])
+    slower, faster = (np.median(np.asarray(s[:num_rounds])[rounds], axis=1) for s in (slower_ms, faster_ms))
+    tail = 50 * (1.0 - confidence)
+    low, high = np.percentile(slower / faster, [tail, 100 - tail])
+    return float(low), float(high)

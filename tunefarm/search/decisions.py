@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tunefarm.search.buckets import Bucket
 from tunefarm.search.outlook import Outlook
 from tunefarm.search.rungs import RUNGS
-from tunefarm.trial import FAILURES, Trial, describe
+from tunefarm.trial import FAILURES, PREPARE, Failure, Outcome, Trial, describe
 
 CLOSING_SIGMAS = 3.0
 """A bucket closes when even this many standard deviations better than expected, its best member loses."""
@@ -120,11 +121,28 @@ def plausible_gain(outlook: Outlook, open_numbers: Sequence[int]) -> float:
 
 
 def hopeless(trials: Sequence[Trial]) -> str:
-    """Why a study cannot go on: everything tried so far failed, often enough, and in one way. Empty if it can."""
-    failures = [trial.failure for trial in trials if trial.failure is not None and trial.outcome in FAILURES]
-    stages = {failure.stage for failure in failures}
-    came_further = any(trial.measurements or (trial.build and "build" in stages) for trial in trials)
-    alike = {(failure.stage, failure.kind, failure.message) for failure in failures}
-    if came_further or len(failures) < NUM_ALIKE or len(alike) != 1:
+    """Why a study cannot go on: everything tried so far failed, often enough, and in one way. Empty if it can.
+
+    Once candidates have come as far as the GPU, only what befell them there counts: that some others could not be
+    built says nothing about these.
+    """
+    failed = [(t.outcome, t.failure) for t in trials if t.failure is not None and t.outcome in FAILURES]
+    if whole := [failure for _, failure in failed if failure.stage == PREPARE]:
+        return f"the problem cannot be measured: {whole[0].kind}: {whole[0].message}"
+    launched = [(outcome, failure) for outcome, failure in failed if failure.stage != "build"]
+    came_further = any(trial.measurements or (trial.build and not launched) for trial in trials)
+    judged = launched or failed
+    if came_further or len(judged) < NUM_ALIKE or len({_way(*each) for each in judged}) != 1:
         return ""
-    return f"{len(failures)}/{len(failures)} candidates failed alike: {describe(failures[0])}"
+    return f"{len(judged)}/{len(judged)} candidates failed alike: {describe(judged[0][1])}"
+
+
+def _way(outcome: Outcome, failure: Failure) -> tuple[str, ...]:
+    """Equal for failures that have one cause, as far as their words tell."""
+    if outcome is Outcome.WRONG_RESULT:
+        return (outcome,)  # By how much they are wrong differs, but hardly why.
+    message = failure.message
+    if outcome in (Outcome.USER_ERROR, Outcome.CRASHED, Outcome.TIMEOUT):
+        # Sizes, addresses, seconds. Elsewhere numbers tell how far a candidate is beyond a limit that others may keep.
+        message = re.sub(r"\d+", "#", message)
+    return outcome, failure.stage, failure.kind, message

@@ -72,6 +72,7 @@ class StudySearch:
         seed: of everything random.
 
     Attributes:
+        default: as given.
         ended: why exploration ended, empty while it goes on.
         buckets: candidates by similarity, once formed.
         closed: numbers of the buckets closed so far.
@@ -96,7 +97,7 @@ class StudySearch:
     ) -> None:
         self._configs = sorted(configs, key=lambda config: config.key)
         self._problem, self._device = problem, device
-        self._default, self._incumbent = default, incumbent
+        self.default, self._incumbent = default, incumbent
         self._seeds = [self._configs.index(config) for config in (default, incumbent) if config in self._configs]
         self._sampler_name, self._threshold, self._batch, self._seed = sampler, threshold, batch, seed
         self._max_trials = max_trials
@@ -231,13 +232,9 @@ class StudySearch:
         """
         if number not in self._pending:
             raise ValueError(f"candidate {number} is not asked for")
-        trial = self._trials[number]
-        if isinstance(answer, Measurement):
-            if answer.rung != self._pending[number]:
-                raise ValueError(f"candidate {number} is asked for at rung {self._pending[number]}, not {answer.rung}")
-            self._trials[number] = replace(trial, measurements=(*trial.measurements, answer))
-        else:
-            self._trials[number] = replace(trial, outcome=answer[0], failure=answer[1])
+        if isinstance(answer, Measurement) and answer.rung != self._pending[number]:
+            raise ValueError(f"candidate {number} is asked for at rung {self._pending[number]}, not {answer.rung}")
+        self._take(number, answer)
         del self._pending[number]
         self._told.append(number)
         return [] if self._pending else self._settle()
@@ -249,6 +246,11 @@ class StudySearch:
         seeds = [t for t in (self._trials[n] for n in self._seeds) if t.measurements and t.outcome not in FAILURES]
         return sorted({trial.number for trial in (*fastest, *seeds)})
 
+    def refuse(self, failures: Mapping[int, tuple[Outcome, Failure]]) -> None:
+        """Learns of finalists that are not fit to win after all."""
+        for number, answer in failures.items():
+            self._take(number, answer)
+
     def crown(self, finals: Mapping[int, Answer]) -> Winner | None:
         """The winner of the finals, or None when no finalist could be timed.
 
@@ -256,13 +258,16 @@ class StudySearch:
             finals: by candidate, samples in ms of which the i-th was taken in the i-th round of all; or its failure.
         """
         for number, answer in sorted(finals.items()):
-            trial = self._trials[number]
-            if isinstance(answer, Measurement):
-                self._trials[number] = replace(trial, measurements=(*trial.measurements, answer))
-            else:
-                self._trials[number] = replace(trial, outcome=answer[0], failure=answer[1])
+            self._take(number, answer)
         timed = [(n, self._configs[n], a.samples_ms) for n, a in finals.items() if isinstance(a, Measurement)]
-        return crown(timed, self._default, self._incumbent, self._min_gain, self._seed) if timed else None
+        return crown(timed, self.default, self._incumbent, self._min_gain, self._seed) if timed else None
+
+    def _take(self, number: int, answer: Answer) -> None:
+        trial = self._trials[number]
+        if isinstance(answer, Measurement):
+            self._trials[number] = replace(trial, measurements=(*trial.measurements, answer))
+        else:
+            self._trials[number] = replace(trial, outcome=answer[0], failure=answer[1])
 
     def _start(self) -> StudySampler:
         # Optuna takes half a second to import, and planning does without it.

@@ -3,6 +3,7 @@
     x: [M, K]                                        a tensor of the problem's dtype, normally distributed
     w: {shape: [K, "N*2"], dtype: fp8e4nv, init: uniform}
     ids: {shape: [M], dtype: i32, init: uniform, low: 0, high: 64}      integers from low up to, not including, high
+    k: {shape: [M, K], strides: [1, M], offset: 1}   transposed, and one element into a larger allocation
     n: {value: M}                                    a scalar; a text is written {value: "'relu'"}
 
 Shape entries and values are numbers or expressions over the problem's variables.
@@ -10,15 +11,31 @@ Shape entries and values are numbers or expressions over the problem's variables
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeAlias
 
 from tunefarm.config import Value
 from tunefarm.errors import SpecError
 from tunefarm.frozen import FrozenMap
 from tunefarm.spec.constraint import Expression
-from tunefarm.spec.grammar import SCALAR, Key, Kind, Node, choice, integral, many, named, nearest, number, section, text
+from tunefarm.spec.grammar import (
+    BOOLEAN,
+    SCALAR,
+    Key,
+    Kind,
+    Node,
+    choice,
+    integral,
+    keys_of,
+    many,
+    named,
+    nearest,
+    number,
+    section,
+    text,
+)
 
 FLOATS = ("fp64", "fp32", "fp16", "bf16", "fp8e4nv", "fp8e4b15", "fp8e4b8", "fp8e5", "fp8e5b16")
 INTEGERS = ("i1", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
@@ -77,11 +94,34 @@ class TensorSpec:
     init: Annotated[str, Key(choice("normal", "uniform", "zeros", "ones", "arange"), "how it is filled")] = "normal"
     low: Annotated[float | None, Key(number(), "least value of uniform; 0 if left out")] = None
     high: Annotated[float | None, Key(number(), "bound above uniform values; 1 for floats if left out")] = None
+    strides: Annotated[
+        tuple[Size, ...] | None, Key(many(SIZE), "elements between neighbours along each dim, 0 to repeat one")
+    ] = None
+    offset: Annotated[Size, Key(SIZE, "elements before the first in its allocation: an odd one is unaligned")] = 0
+    special: Annotated[bool, Key(BOOLEAN, "a NaN and infinities among the values")] = False
 
     @property
     def names(self) -> frozenset[str]:
         """The variables it refers to, its element type's apart."""
-        return frozenset().union(*(size.names for size in self.shape if isinstance(size, Expression)))
+        sizes = (*self.shape, *(self.strides or ()), self.offset)
+        return frozenset().union(*(size.names for size in sizes if isinstance(size, Expression)))
+
+    def layout(self, variables: Mapping[str, Value]) -> tuple[tuple[int, ...], int] | None:
+        """Strides and offset for a problem, in elements; None for a dense tensor of its own.
+
+        Raises:
+            SpecError: one is no whole number from 0, or there are not as many strides as sizes.
+        """
+        if self.strides is None and self.offset == 0:
+            return None
+        offset = _whole(self.offset, variables)
+        if self.strides is None:
+            return _dense(self.sizes(variables)), offset
+        if len(self.strides) != len(self.shape):
+            raise SpecError(
+                f"{len(self.strides)} strides for {len(self.shape)} sizes", hint="give each dim its stride, in elements"
+            )
+        return tuple(_whole(stride, variables) for stride in self.strides), offset
 
     def sizes(self, variables: Mapping[str, Value]) -> tuple[int, ...]:
         """Its shape for a problem.
@@ -114,7 +154,10 @@ class TensorSpec:
             SpecError: its shape, element type and filling do not go together.
         """
         self.sizes(variables)
+        self.layout(variables)
         dtype = self.dtype_for(variables)
+        if self.special and dtype not in FLOATS:
+            raise SpecError(f"{dtype} has no NaN", hint="leave special out")
         if dtype in INTEGERS and self.init == "normal":
             raise SpecError(
                 f"integers ({dtype}) have no normal distribution", hint="init: uniform with low and high, zeros, arange"
@@ -157,6 +200,10 @@ class ScalarSpec:
 InputSpec: TypeAlias = TensorSpec | ScalarSpec
 
 
+def _dense(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(sizes[dim + 1 :]) for dim in range(len(sizes)))
+
+
 def _whole(size: Size, variables: Mapping[str, Value]) -> int:
     value = integral(size(variables)) if isinstance(size, Expression) else size
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -187,3 +234,48 @@ def _read_input(node: Node) -> InputSpec:
 INPUTS: Kind[FrozenMap[InputSpec]] = named(
     Kind(read=_read_input, schema={"anyOf": [_SHAPE.schema, _TENSOR.schema, _SCALAR_SCHEMA]}), least=1
 )
+
+
+_CHANGES = {name: mark.kind for name, (mark, _) in keys_of(TensorSpec).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a check changes about one tensor among the inputs.
+
+    Attributes:
+        keys: values of some of its keys.
+    """
+
+    keys: FrozenMap[Any]
+
+    def apply(self, spec: InputSpec) -> InputSpec:
+        """The input with the change.
+
+        Raises:
+            SpecError: it is no tensor.
+        """
+        if not isinstance(spec, TensorSpec):
+            raise SpecError("a scalar has no layout", hint="name a tensor")
+        return replace(spec, **self.keys)
+
+
+def _read_change(node: Node) -> Change:
+    items = node.items()
+    for name, member in items.items():
+        if name not in _CHANGES:
+            raise member.error("unknown key", nearest(name, _CHANGES))
+    return Change(FrozenMap({name: _CHANGES[name].read(member) for name, member in items.items()}))
+
+
+CHANGES: Kind[FrozenMap[Change]] = named(
+    Kind(
+        read=_read_change,
+        schema={
+            "type": "object", "properties": _TENSOR.schema["properties"], "additionalProperties": False,
+            "minProperties": 1,
+        },
+    ),
+    least=1,
+)  # fmt: skip
+"""Parts of input specs, by the input's name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -12,8 +13,9 @@ from tunefarm.config import Value
 from tunefarm.device import NOMINAL
 from tunefarm.errors import SpecError
 from tunefarm.frozen import FrozenMap
-from tunefarm.spec.constraint import FACTS, FUNCTIONS
+from tunefarm.spec.constraint import FACTS, FUNCTIONS, Expression
 from tunefarm.spec.grammar import (
+    NAME,
     SCALAR,
     Key,
     Kind,
@@ -23,11 +25,12 @@ from tunefarm.spec.grammar import (
     integral,
     many,
     named,
+    nearest,
     number,
     section,
     text,
 )
-from tunefarm.spec.inputs import check_dtype
+from tunefarm.spec.inputs import CHANGES, Change, InputSpec, check_dtype, read_expression
 
 MAX_PROBLEMS = 10_000
 PATH: Kind[Path] = Kind(read=lambda node: Path(text(means="a path").read(node)), schema=text().schema)
@@ -46,6 +49,57 @@ class ProblemSpec:
 
     variables: FrozenMap[Value] = field(default_factory=FrozenMap)
     weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckSpec:
+    """A further problem that the finalists of a study must get right.
+
+    Attributes:
+        variables: those that differ from the study's; an expression is over the study's.
+        inputs: what differs about the inputs.
+    """
+
+    variables: FrozenMap[Value | Expression] = field(default_factory=FrozenMap)
+    inputs: FrozenMap[Change] = field(default_factory=FrozenMap)
+
+    @property
+    def label(self) -> str:
+        """What it changes, for people: `M=1, x offset=1`."""
+        return ", ".join(
+            [
+                *(f"{name}={value}" for name, value in self.variables.items()),
+                *(
+                    f"{name} {key}={_shown(v)}"
+                    for name, change in self.inputs.items()
+                    for key, v in change.keys.items()
+                ),
+            ]
+        )
+
+    def values(self, variables: FrozenMap[Value]) -> FrozenMap[Value]:
+        """The variables of the check for a study.
+
+        Raises:
+            SpecError: an expression has no value.
+        """
+        own = {k: integral(v(variables)) if isinstance(v, Expression) else v for k, v in self.variables.items()}
+        return FrozenMap({**variables, **own})
+
+    def changed(self, specs: Mapping[str, InputSpec] | None) -> FrozenMap[InputSpec] | None:
+        """The inputs of the check, from those of the workload; None where a function makes them.
+
+        Raises:
+            SpecError: an input that is not there, or cannot be changed so.
+        """
+        if specs is None:
+            if self.inputs:
+                raise SpecError("the inputs are made by a function", hint="give it another variable instead")
+            return None
+        for name in self.inputs:
+            if name not in specs:
+                raise SpecError(f"{name!r} is no input", hint=nearest(name, specs))
+        return FrozenMap({n: self.inputs[n].apply(spec) if n in self.inputs else spec for n, spec in specs.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +143,9 @@ class Accept:
     same_bits: Annotated[
         str, Key(choice("no", "repeat", "default"), "outputs equal bit by bit: over repeats, or to the default's")
     ] = "no"
+    one_config_over: Annotated[
+        tuple[str, ...], Key(many(text(NAME, "a variable's name"), unique=True), "variables that share one config")
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +154,10 @@ class Tracking:
 
     uri: Annotated[str, Key(text(), "MLflow tracking URI")] = ""
     experiment: Annotated[str, Key(text(), "name of the MLflow experiment")] = ""
+
+
+def _shown(value: object) -> str:
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value)
 
 
 _VARIABLES = named(Kind(read=lambda node: node, schema={}), reserved=RESERVED)
@@ -166,6 +227,34 @@ PROBLEMS: Kind[tuple[ProblemSpec, ...]] = Kind(
     },
 )
 
+_LAYOUTS = "inputs"
+
+
+def _read_check(node: Node) -> CheckSpec:
+    items = dict(_VARIABLES.read(node))
+    inputs = CHANGES.read(items.pop(_LAYOUTS)) if _LAYOUTS in items else FrozenMap[Change]()
+    if not items and not inputs:
+        raise node.error("is empty", "say what differs from the problems, such as {M: M - 1}")
+    for name, member in items.items():
+        _check_variable(name, member)
+    return CheckSpec(variables=FrozenMap({name: _read_changed(name, m) for name, m in items.items()}), inputs=inputs)
+
+
+def _read_changed(name: str, node: Node) -> Value | Expression:
+    return read_expression(node) if isinstance(node.value, str) and name != "dtype" else _read_variable(node)
+
+
+CHECKS: Kind[tuple[CheckSpec, ...]] = many(
+    Kind(
+        read=_read_check,
+        schema={
+            **_VARIABLES.schema, "properties": {_LAYOUTS: CHANGES.schema}, "minProperties": 1,
+            "additionalProperties": _VALUE_SCHEMA,
+        },
+    ),
+    unique=True,
+)  # fmt: skip
+
 _DEVICE = section(DeviceSpec)
 _ARCH = choice(*sorted(NOMINAL))
 
@@ -189,10 +278,4 @@ DEVICES: Kind[tuple[DeviceSpec, ...]] = Kind(
 )
 
 
-def _read_timer(node: Node) -> str:
-    if node.value in ("hot", "graph"):
-        raise node.error(f"the {node.value} timer is not offered yet", "use cold: L2 is flushed before each sample")
-    return choice("cold").read(node)
-
-
-TIMER: Kind[str] = Kind(read=_read_timer, schema={"enum": ["cold"]})
+TIMER: Kind[str] = choice("cold", "hot", "graph")

@@ -1,0 +1,150 @@
+"""Finals: the last candidates of a study must be right on every check, then compete in one sitting."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from tunefarm.bench.meter import Answer, Candidate, Question, answer_from_json, answer_to_json
+from tunefarm.bench.worker import Built
+from tunefarm.minutes import Minutes
+from tunefarm.plan import Call
+from tunefarm.search.search import StudySearch
+from tunefarm.tally import Tally
+from tunefarm.trial import FINAL, Failure, Outcome, Winner
+from tunefarm.wants import Got, Steps, Want, lost_answer
+
+Answering: TypeAlias = Generator[Want, Got, dict[int, Answer]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Finals:
+    """The end of a study.
+
+    Attributes:
+        search: whose finalists compete.
+        minutes: where it is recorded, and what an earlier driver found out.
+        tally: what it costs.
+        build: compiles finalists for the study's own call.
+        candidate: a finalist as the study's own call needs it.
+        question: makes a question about candidates: of a check, with the default built for it, or of the study's call.
+        checks: further calls that they must get right; empty where nothing can be launched.
+    """
+
+    search: StudySearch
+    minutes: Minutes
+    tally: Tally
+    build: Callable[[Sequence[int]], Steps]
+    candidate: Callable[[int], Candidate]
+    question: Callable[[Sequence[Candidate], Call | None, Candidate | None], Question]
+    checks: tuple[Call, ...] = ()
+    _passed: set[int] = field(default_factory=set)
+
+    def run_through(self) -> Generator[Want, Got, Winner | None]:
+        """Who wins, or None when no finalist is left. Those that fail a check give their place to the next ones."""
+        while numbers := self.search.finalists():
+            if known_failures := self._remembered(numbers):
+                self.search.refuse(known_failures)
+                continue
+            known = self.minutes.memo.finals(self.minutes.study)
+            configs = [self.search.trials[n].config.key for n in numbers]
+            if known is not None and known["configs"] == configs:
+                self.tally.recall(known)
+                told = [answer_from_json(n, data) for n, data in zip(numbers, known["measurements"], strict=True)]
+                return self.search.crown({a.number: a.measurement or (a.outcome, a.why) for a in told})
+            yield from self.build(numbers)
+            if failed := (yield from self._check([n for n in numbers if n not in self._passed])):
+                for number, answer in sorted(failed.items()):
+                    self.minutes.answered(self.search.trials[number].config, FINAL, answer)
+                self.search.refuse({number: (answer.outcome, answer.why) for number, answer in failed.items()})
+                continue
+            told = yield from self._hold(numbers)
+            self.minutes.note(
+                "finals", configs=configs, measurements=[answer_to_json(a) for a in told], **self.tally.memory
+            )
+            return self.search.crown({a.number: a.measurement or (a.outcome, a.why) for a in told})
+        return None
+
+    def _remembered(self, numbers: Sequence[int]) -> dict[int, tuple[Outcome, Failure]]:
+        """Finalists of which the ledger says that they failed a check."""
+        found = {n: self.minutes.remember(n, self.search.trials[n].config, FINAL) for n in numbers}
+        return {n: (answer.outcome, answer.why) for n, answer in found.items() if answer is not None}
+
+    # ---- checks ----
+
+    def _check(self, numbers: Sequence[int]) -> Answering:
+        """The finalists that get a check wrong, each with the first it failed."""
+        failed: dict[int, Answer] = {}
+        for call in self.checks:
+            left = [number for number in numbers if number not in failed]
+            wrong = yield from self._check_call(left, call)
+            failed |= {n: _on(call, answer) for n, answer in wrong.items()}
+        self._passed |= set(numbers) - failed.keys()
+        return failed
+
+    def _check_call(self, numbers: Sequence[int], call: Call) -> Answering:
+        configs = {number: self.search.trials[number].config for number in numbers}
+        default = self.search.default
+        wanted = tuple(dict.fromkeys([*configs.values(), *([default] if default is not None else [])]))
+        got = yield Want(builds=wanted, call=call, essential=True)
+        built = {each.config: each.judged(call.device) for each in got.built}
+        wrong = {
+            number: Answer(number=number, outcome=built[config].outcome, failure=built[config].failure)
+            for number, config in configs.items()
+            if built[config].failure is not None
+        }
+        ready = {n: _candidate(n, built[config]) for n, config in configs.items() if n not in wrong}
+        baseline = _candidate(-1, built[default]) if default is not None and built[default].failure is None else None
+        answered: dict[int, Answer] = {}
+        while left := [number for number in ready if number not in answered]:
+            found = yield from self._sit([self.question([ready[n] for n in left], call, baseline)])
+            if not found:
+                alone = [self.question([ready[number]], call, baseline) for number in left]
+                found = yield from self._sit(alone)
+            answered |= found
+        return wrong | {number: answer for number, answer in answered.items() if answer.failure is not None}
+
+    # ---- the sitting ----
+
+    def _hold(self, numbers: Sequence[int]) -> Generator[Want, Got, list[Answer]]:
+        """Finals, held again without those that break them: only times of one sitting can be compared."""
+        told: dict[int, Answer] = {}
+        while left := [number for number in numbers if number not in told]:
+            found = yield from self._sit([self._sitting(left)])
+            whole = len(found) == len(left)
+            if not found:
+                # The process died, of whom nobody knows: each sits alone, and who does not survive that is out.
+                found = yield from self._sit([self._sitting([number]) for number in left])
+                whole = all(answer.measurement for answer in found.values())
+            broken = {number: answer for number, answer in found.items() if answer.measurement is None}
+            assert whole or broken, "a sitting that ends early says who broke it"
+            told |= found if whole else broken
+        return [told[number] for number in numbers]
+
+    def _sitting(self, numbers: Sequence[int]) -> Question:
+        return self.question([self.candidate(number) for number in numbers], None, None)
+
+    def _sit(self, questions: Sequence[Question]) -> Answering:
+        got = yield Want(questions=tuple(questions))
+        found: dict[int, Answer] = {}
+        for question, result in zip(questions, got.answers, strict=True):
+            if not isinstance(result, str):
+                self.tally.count(result)
+                found |= {answer.number: answer for answer in result.answers}
+            elif len(question.candidates) == 1:
+                number = question.candidates[0].number
+                found[number] = lost_answer(number, result)
+        return found
+
+
+def _candidate(number: int, built: Built) -> Candidate:
+    return Candidate(number=number, config=built.config, build=built.build, artifact=built.artifact)
+
+
+def _on(call: Call, answer: Answer) -> Answer:
+    """The answer with the check that it is about."""
+    failure = answer.why
+    message = f"check {call.changes}: {failure.message}"
+    return dataclasses.replace(answer, failure=dataclasses.replace(failure, message=message))
