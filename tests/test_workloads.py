@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ from pathlib import Path
 import interpreted
 import numpy
 import pytest
+from farm import write_experiment
 
 from tunefarm.bench.build import triton_version
 from tunefarm.bench.tensors import make_inputs
@@ -18,15 +20,21 @@ from tunefarm.bench.worker import BuildRequest, build
 from tunefarm.cli.opening import open_experiment
 from tunefarm.config import Config, Value
 from tunefarm.device import nominal
+from tunefarm.dispatch import Dispatch
 from tunefarm.fleet.parcel import open_reply, pack
 from tunefarm.fleet.process import LocalProcess
 from tunefarm.frozen import FrozenMap
 from tunefarm.plan import Call, PlannedStudy, Target, plan
+from tunefarm.seams import Fleet
 from tunefarm.spec.experiment import Resolved, load_experiment
 from tunefarm.spec.sections import ProblemSpec
 from tunefarm.trial import Outcome
 
 FOLDER = Path(__file__).parents[1] / "experiments"
+sys.path.insert(0, str(FOLDER / "benchmarks"))
+
+import compile_all  # noqa: E402
+
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 NUM_INTERPRETED, NUM_COMPILED = 2, 8
 """Configs tried beside the default, and configs compiled for each device."""
@@ -157,3 +165,12 @@ def test_a_workload_compiles(name: str, arch: str) -> None:
         )
         for built in build(request):
             assert built.outcome is Outcome.OK, (study.study.label, built.config, built.failure)
+
+
+def test_a_whole_space_is_compiled_once_and_its_failures_are_counted(fleet: Fleet, tmp_path: Path) -> None:
+    """`make compile-all`: equal specialisations share builds, and what a compiler refuses is told by its kind."""
+    space = {"BLOCK": [64, 96], "MARK": [0, 1], "num_warps": [1]}
+    path = write_experiment(tmp_path, space=space, problems=[{"n": [1024, 4096], "dtype": "fp32"}], devices=["sm_90"])
+    counted = compile_all.compile_space(path, "sm_90", Dispatch(fleet))
+    # Two problems of five candidates each, the default among them; a block of 96 is no power of two.
+    assert counted == (10, 5, {"compile_error: CompilationError": 4})
