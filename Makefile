@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: sweep test lint setup clean
+.PHONY: sweep test lint compile-all setup clean
 
 sweep: $(READY)
 	$(BIN)/tunefarm sweep experiments/softmax.yaml
@@ -17,6 +17,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Every candidate of every experiment, for every arch it names, on all CPUs; ONLY="softmax rms_norm" for a few.
+compile-all: $(READY)
+	$(BIN)/python experiments/benchmarks/compile_all.py $(if $(ONLY),--only $(ONLY))
 
 setup: $(READY)
 

@@ -18,12 +18,15 @@ import torch
 import triton
 import triton.language as tl
 from runtime_kernels import LADDER, SM_90, Seen, block, foreign, make_pack, make_row, own
+from triton.tools.tensor_descriptor import TensorDescriptor
 from typer.testing import CliRunner
 
 import tunefarm
 from tunefarm.cli.pack import app
 from tunefarm.errors import MissError, PackError, UserError
+from tunefarm.frozen import FrozenMap
 from tunefarm.pack import dumps
+from tunefarm.problem import Problem
 from tunefarm.runtime import active
 from tunefarm.runtime.activation import activate, deactivate, install, report
 from tunefarm.runtime.kernels import _SPELLING, problem_of, signature_of, spelling
@@ -270,6 +273,12 @@ def test_facts_of_a_call() -> None:
     assert dict(problem.facts) == {"n": "one", "m": "div16", "z": "none"}
     assert dict(problem.dtypes) == {"x": "bf16"}
     assert not problem_of({"x": x}, ("n",), ("x",)).dims
+
+
+def test_a_descriptor_is_known_by_the_dtype_of_its_tensor() -> None:
+    """As a sweep learns it; the block is the config's, and its tensor is aligned by definition."""
+    x = TensorDescriptor.from_tensor(torch.zeros(64, dtype=torch.bfloat16), [16])
+    assert problem_of({"x": x, "y": 3}, (), ("x", "y")) == Problem(dtypes=FrozenMap(x="bf16"))
 
 
 def test_dtypes_are_spelled_as_triton_spells_them() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ import pytest
 import torch
 import triton
 from runtime_kernels import CONFIGS, LADDER, SM_90, block, foreign, make_pack, make_row, own, pruned
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tunefarm
+from tunefarm.config import Config
 from tunefarm.errors import MissError, UserError
+from tunefarm.frozen import FrozenMap
 from tunefarm.runtime.activation import activate, deactivate, install, report
 
 
@@ -70,6 +74,16 @@ def test_eager_misses_are_the_default_and_are_reported(chosen: Callable[..., int
         "n is 4096, tuned for (724, 2048]", "n is not div16, tuned div16", "y is not div16, tuned div16",
         "x is fp16, tuned fp32",
     }  # fmt: skip
+
+
+def test_descriptors_find_the_rows_that_were_tuned_with_descriptors(chosen: Callable[..., int]) -> None:
+    row = make_row(256, block(128))
+    activate(make_pack(own, replace(row, match=replace(row.match, facts=FrozenMap(n="div16")))), device=SM_90)
+    x = torch.zeros(256)
+    narrow, wide = (TensorDescriptor.from_tensor(x, [size]) for size in (16, 64))
+    assert [chosen(own, narrow, narrow, 256), chosen(own, wide, wide, 256)] == [128, 128]
+    assert chosen(own, TensorDescriptor.from_tensor(x.half(), [16]), narrow, 256) == 64
+    assert chosen(own, x, x, 256) == 64
 
 
 def test_a_foreign_miss_is_the_stock_autotuner(chosen: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +219,31 @@ def test_tf_079_without_one_hook_for_all_a_new_config_is_not_used(
     assert "different pre_hooks" in caplog.text
 
 
+def test_the_config_of_a_launch_is_known_beforehand(chosen: Callable[..., int]) -> None:
+    x, y = torch.zeros(4096), torch.zeros(4096)
+    assert own.config_for(x, y, 256).params["BLOCK"] == 64
+    activate(make_pack(own, *LADDER), device=SM_90)
+    assert own.config_for(x, y, 256) == own.config_for(n=256, y=y, x=x) == LADDER[0].config
+    assert own.config_for(x, y, 4096) == Config(params={"BLOCK": 64}, options={"num_warps": 4, "num_stages": 3})
+    assert report().num_hits == report().num_misses == 0
+    for n in (256, 512, 1024, 4096):
+        assert chosen(own, x, y, n) == own.config_for(x, y, n).params["BLOCK"]
+    assert (report().num_hits, report().num_misses) == (3, 1)
+    activate(make_pack(own), strict=True, device=SM_90)
+    with pytest.raises(MissError):
+        own.config_for(x, y, 4096)
+
+
+def test_a_config_that_only_tuning_can_tell_is_not_guessed() -> None:
+    install(foreign)
+    x = torch.zeros(4096)
+    with pytest.raises(UserError, match=r"(?s)after its own tuning only.*on_miss='default'"):
+        foreign.config_for(x, x, 4096)
+    activate(make_pack(foreign, *LADDER), device=SM_90, on_miss="default")
+    assert foreign.config_for(x, x, 256) == LADDER[0].config
+    assert foreign.config_for(x, x, 4096).params["BLOCK"] == 64
+
+
 def test_what_was_declared_stays_readable() -> None:
     activate(make_pack(own, *LADDER), device=SM_90)
     assert len(own.configs) == 5
@@ -259,18 +298,45 @@ def test_real_launches_obey_the_pack(tmp_path: Path) -> None:
         print(*[double(torch.rand(n)) for n in (128, 1024, 800, 2048)], double(torch.rand(1000)))
         print(report().num_hits, report().num_misses)
     """
-    env = {
-        **os.environ,
-        "TRITON_INTERPRET": "1",
-        "PYTHONPATH": f"{tmp_path}:{Path(__file__).parent}:{Path(__file__).parents[1]}",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    assert interpreted(script, tmp_path) == ["64", "16 256 256 64 64", "3 2"]
+
+
+def interpreted(script: str, *folders: Path) -> list[str]:
+    """The lines that a script prints under Triton's interpreter."""
+    path = [*folders, Path(__file__).parent, Path(__file__).parents[1]]
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(map(str, path))}
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, cwd=path[-1], env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["64", "16 256 256 64 64", "3 2"]
+    return done.stdout.splitlines()
+
+
+def test_arguments_are_prepared_for_the_config_that_is_launched() -> None:
+    """Token ids of a mixture of experts are padded to the blocks of the pack's config, and of the default without."""
+    script = """
+        import torch, tunefarm
+        from runtime_kernels import SM_90, make_pack
+        from tunefarm.frozen import FrozenMap
+        from tunefarm.pack import Match, Row
+        from tunefarm.spec.importing import import_object
+
+        moe = import_object("kernels/fused_moe.py:workload", "experiments")
+        inputs = moe.inputs("cpu", 0, tokens=20, experts=4, top_k=2, hidden=32, intermediate=16, dtype="fp32")
+
+        def launch():
+            assert torch.allclose(moe.call(**inputs), moe.reference(**inputs), atol=1e-4), "wrong result"
+            print(moe.kernel.best_config.kwargs["BLOCK_M"])
+
+        launch()
+        tensors = {"x_ptr": "fp32", "w_ptr": "fp32", "c_ptr": "fp32"}
+        tensors |= {"slots_ptr": "i32", "experts_ptr": "i32", "ends_ptr": "i32"}
+        dims = {"num_slots": 40, "num_experts": 4, "N": 32, "K": 32, "TOP_K": 2}
+        facts = dict.fromkeys([*tensors, "N", "K"], "div16")
+        match = Match(dims=FrozenMap(dims), dtypes=FrozenMap(tensors), facts=FrozenMap(facts))
+        config = tunefarm.Config(params={"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "GROUP_M": 1})
+        row = Row(match=match, measured_at=match.dims, config=config, median_ms=1.0, interval_ms=(1.0, 1.0))
+        tunefarm.activate(make_pack(moe.kernel, row), device=SM_90)
+        launch()
+        print(tunefarm.report().num_hits, tunefarm.report().num_misses)
+    """
+    assert interpreted(script) == ["64", "16", "1 0"]

@@ -166,7 +166,7 @@ PLACES = [
     Mistake(name="address without Ray", arguments=("sweep", "experiment.yaml", *REPLAY, "--address", "localhost:1"),
             says=r"localhost:1 is the address of a Ray cluster \(leave out --fleet inline, or"),
     Mistake(name="record without GPU", arguments=("record", "experiment.yaml", "-o", "new.json.gz"),
-            says=r"recording measures on a GPU, and this machine has none \(see `tunefarm doctor`\)"),
+            says=r"this measures on a GPU, and this machine has none \(see `tunefarm doctor`\)"),
     Mistake(name="record to a strange name", arguments=("record", "experiment.yaml", "-o", "new.json"),
             says=r"new.json: a landscape is gzipped JSON \(name it"),
     Mistake(name="record below a file", arguments=("record", "experiment.yaml", "-o", "kernels.py/new.json.gz"),

@@ -11,6 +11,24 @@ from tunefarm.spec.inputs import ScalarSpec, TensorSpec
 
 __all__ = ["write"]
 
+BADLY_WRITTEN = [
+    (HEAD + "checks: [{}]\n", "checks[0]", 5, "is empty"),
+    (HEAD + "checks: [{M: []}]\n", "checks[0].M", 5, "a single value"),
+    (HEAD + "checks: [{M: M -}]\n", "checks[0].M", 5, "M -"),
+    (HEAD + "checks: [{M: 1}, {M: 1}]\n", "checks[1]", 5, "listed twice"),
+    (HEAD + "checks:\n  - inputs: {x: {ofset: 1}}\n", "checks[0].inputs.x.ofset", 6, "did you mean 'offset'"),
+    (HEAD + "checks:\n  - inputs: {x: {offset: -1}}\n", "checks[0].inputs.x.offset", 6, "a size belongs here"),
+    (HEAD + "accept: {one_config_over: M}\n", "accept.one_config_over", 5, r"write \[M\]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "key", "line", "says"), BADLY_WRITTEN, ids=[row[1] for row in BADLY_WRITTEN])
+def test_bad_checks_name_file_key_line_and_remedy(write, text, key, line, says):
+    path = write(text)
+    with pytest.raises(SpecError, match=says) as caught:
+        load_experiment(path)
+    assert (caught.value.key, caught.value.file) == (key, f"{path}:{line}")
+
 
 def test_checks_differ_from_the_problem_where_they_say_so(write):
     experiment = load_experiment(write(FULL))

@@ -17,6 +17,8 @@ import torch
 from tunefarm.bench.launch import default_config, intercept, learn
 from tunefarm.config import Config
 from tunefarm.errors import SpecError
+from tunefarm.frozen import FrozenMap
+from tunefarm.problem import Problem
 from tunefarm.spec.workload import Workload
 
 MINE = Config(params={"BLOCK": 1024}, options={"num_warps": 16})
@@ -132,7 +134,8 @@ def test_a_shared_pre_hook_sets_arguments_from_the_config():
         launch = learn(work, {"x": meta(1024, dtype=torch.float16)}, Config(params={"BLOCK": size}), 90)
         assert launch.signature["x"].startswith(f"tensordesc<fp16[{size}]")
         assert launch.grid == (1024 // size, 1, 1)
-        assert not launch.problem(None).dtypes
+        # The block is the config's: all configs compete for one problem.
+        assert launch.problem(None) == Problem(dtypes=FrozenMap(x="fp16", y="fp16"))
 
 
 # ---- the problem ----

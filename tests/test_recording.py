@@ -18,6 +18,7 @@ from tunefarm.builds import BuildBoard
 from tunefarm.cli.opening import open_experiment
 from tunefarm.config import Config
 from tunefarm.dispatch import Dispatch
+from tunefarm.errands import Errands
 from tunefarm.errors import InfrastructureError, SpecError
 from tunefarm.fleet.inline import InlineFleet
 from tunefarm.landscape import Entry, Landscape
@@ -47,7 +48,10 @@ def record_on(fleet: Fleet, experiment: Path, store: Path, told: list[tuple[str,
     planned = plan(resolved, [Target(device=GPU, meter="gpu")])
     board = BuildBoard(resolved, BuildStore(store / "builds"))
     seen = told if told is not None else []
-    return record(resolved, planned, Dispatch(fleet), board, lambda what, count: seen.append((what, count)), 7)
+    errands = Errands(
+        resolved=resolved, dispatch=Dispatch(fleet), board=board, advance=lambda what, count: seen.append((what, count))
+    )
+    return record(errands, planned, 7)
 
 
 def test_every_candidate_is_recorded_and_the_landscape_replays(
@@ -96,7 +100,7 @@ def check_entry(config: Config, entry: Entry) -> None:
 
 
 def test_a_machine_s_fault_is_no_candidate_s(tmp_path: Path, own: InlineFleet, store: Path) -> None:
-    with pytest.raises(InfrastructureError, match="recording gave up a job: lost 5 times: no power"):
+    with pytest.raises(InfrastructureError, match="a job was given up: lost 5 times: no power"):
         record_on(Pretended(own, answer_never), write_experiment(tmp_path), store)
 
 

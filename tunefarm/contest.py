@@ -25,6 +25,7 @@ from tunefarm.study import Status, StudyResult
 from tunefarm.tally import Tally
 from tunefarm.trial import PREPARE, Outcome, Trial, to_json
 from tunefarm.wants import Got, Steps, Want, lost_answer
+from tunefarm.wants import question as ask
 
 NUM_SAMPLED = 16
 """Candidates compiled for a device that nobody can measure, where not everything is compiled beforehand."""
@@ -233,26 +234,18 @@ class Contest:
         default = self._built.get(planned.default) if planned.default is not None else None
         if check is None and default is not None and default.artifact is not None and not replay:
             baseline = Candidate(number=-1, config=default.config, build=default.build, artifact=default.artifact)
-        return Question(
-            ref=call.ref,
-            device=call.device,
-            problem=call.problem,
-            variables=call.variables,
-            candidates=tuple(candidates),
+        return ask(
+            self.experiment, call, candidates,
             rung=rung.number,
             num_samples=0 if check else rung.num_samples,
             max_samples=0 if check else rung.max_samples,
             precision=rung.precision,
             interleaved=rung is FINALS and check is None,
             fresh=rung is FINALS,
-            timer=self.experiment.timer,
-            atol=accept.atol,
-            rtol=accept.rtol,
             same_bits=accept.same_bits,
             baseline=baseline if accept.same_bits == "default" else None,
-            seed=self.experiment.search.seed,
             landscape=str(Path(planned.target.landscape).resolve()) if replay else "",
-        )
+        )  # fmt: skip
 
     # ---- finals ----
 

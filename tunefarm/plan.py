@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tunefarm import landscape as landscapes
 from tunefarm.bench.launch import Launch, default_config, learn
-from tunefarm.bench.legality import illegal, screen
+from tunefarm.bench.legality import illegal, screen, unsupported
 from tunefarm.bench.tensors import make_inputs
 from tunefarm.config import Config, Value
 from tunefarm.device import Device, nominal
@@ -154,11 +154,12 @@ def require_meter(experiment: Experiment, targets: Sequence[Target]) -> None:
         )
 
 
-def check_landscape(target: Target, workload: Workload, problems: Iterable[Problem]) -> None:
-    """Refuses to replay what another kernel did, or what nobody did.
+def check_landscape(target: Target, workload: Workload, problems: Iterable[Problem], timer: str) -> None:
+    """Refuses to replay what another kernel did, what was timed otherwise, or what nobody did.
 
     Raises:
-        LandscapeError: the landscape records another kernel, another text of this one, or not all of the problems.
+        LandscapeError: the landscape records another kernel, another text of this one, another timer, or not all of
+            the problems.
     """
     recording = landscapes.load_cached(target.landscape)
     current = source_hash(workload.kernel)
@@ -168,6 +169,12 @@ def check_landscape(target: Target, workload: Workload, problems: Iterable[Probl
             f"{workload.signature.kernel} has {current[:12]}",
             file=target.landscape,
             hint="the kernel has changed since: record it again with `tunefarm record` on a GPU",
+        )
+    if recording.timer != timer:
+        raise LandscapeError(
+            f"was recorded with the {recording.timer} timer, the experiment asks for {timer}",
+            file=target.landscape,
+            hint="times of different timers are never compared: record it again, or set the experiment's timer",
         )
     for problem in problems:
         recording.get(problem, target.landscape)
@@ -187,7 +194,8 @@ def plan(resolved: Resolved, targets: Sequence[Target]) -> list[PlannedStudy]:
         except SpecError as e:
             raise located(e, resolved.experiment) from None
         if target.meter == "replay":
-            check_landscape(target, resolved.workload, [s.study.problem for s in mine if not s.skipped])
+            problems = [s.study.problem for s in mine if not s.skipped]
+            check_landscape(target, resolved.workload, problems, resolved.experiment.timer)
         studies += mine
     _check_distinct(resolved.experiment, studies)
     return studies
@@ -218,13 +226,11 @@ def _plan_study(resolved: Resolved, target: Target, spec: ProblemSpec) -> Planne
     workload, device = resolved.workload, target.device
     variables = spec.variables
     if empty := _empty(workload, variables):
-        study = Study(
-            workload=workload.name, device=device, problem=_empty_problem(variables), variables=variables,
-            weight=spec.weight,
-        )  # fmt: skip
-        return PlannedStudy(study=study, target=target, ref=resolved.experiment.ref, skipped=empty)
+        return _skipped(resolved, target, spec, _empty_problem(variables), empty)
     launch = learn(workload, make_inputs(workload, variables, "meta"), workload.default, device.target)
     problem = launch.problem(workload.key)
+    if reason := unsupported(device, problem.dtypes.values()):
+        return _skipped(resolved, target, spec, problem, reason)
     points = resolved.space.points(variables, device)
     default = _default(workload, launch, resolved)
     configs = _with_untuned(_prune(workload, launch, points.configs), default)
@@ -251,6 +257,14 @@ def _plan_study(resolved: Resolved, target: Target, spec: ProblemSpec) -> Planne
         num_bytes=_estimate(workload, "num_bytes", variables),
         flops=_estimate(workload, "flops", variables),
     )  # fmt: skip
+
+
+def _skipped(resolved: Resolved, target: Target, spec: ProblemSpec, problem: Problem, reason: str) -> PlannedStudy:
+    study = Study(
+        workload=resolved.workload.name, device=target.device, problem=problem, variables=spec.variables,
+        weight=spec.weight,
+    )  # fmt: skip
+    return PlannedStudy(study=study, target=target, ref=resolved.experiment.ref, skipped=reason)
 
 
 def _checks(resolved: Resolved, device: Device, variables: FrozenMap[Value]) -> tuple[Call, ...]:

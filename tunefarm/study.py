@@ -106,6 +106,13 @@ class StudyResult:
     reference_ms: float | None = None
 
     @property
+    def disturbed(self) -> str:
+        """What disturbed the finals that the winner won, or empty."""
+        won = self.winner.config if self.winner is not None else None
+        last = (t.measurements[-1] for t in self.trials if t.config == won and t.measurements)
+        return next((str(m.telemetry.get("disturbed", "")) for m in last), "")
+
+    @property
     def num_candidates(self) -> int:
         """Candidates: points of the space that are legal on the device."""
         return len(self.trials)

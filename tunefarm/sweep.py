@@ -8,18 +8,16 @@ record     every step in the ledger; MLflow mirrors     record
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tunefarm.bench.faults import CEILING_S
-from tunefarm.bench.meter import Answers, Question
-from tunefarm.bench.worker import measure
+from tunefarm.bench.meter import Answers
 from tunefarm.builds import BUILD_S, BuildBoard
 from tunefarm.config import Config
 from tunefarm.contest import Contest
-from tunefarm.dispatch import MEASURE_TIMEOUT_S, Dispatch, Done
+from tunefarm.dispatch import Dispatch, Done
+from tunefarm.errands import measure_job
 from tunefarm.errors import InfrastructureError
 from tunefarm.minutes import Minutes
 from tunefarm.plan import Call, PlannedStudy, located
@@ -29,7 +27,6 @@ from tunefarm.schedule.events import Job
 from tunefarm.seams import Ledger
 from tunefarm.spec.experiment import Resolved
 from tunefarm.study import StudyResult
-from tunefarm.trial import FINAL
 from tunefarm.wants import Got, Steps, Want
 
 EAGER_S = 45.0
@@ -201,7 +198,7 @@ class Sweep:
         for question in desk.want.questions:
             self._num_questions += 1
             names.append(name := f"measure:{self._num_questions}")
-            jobs.append((self._measure_job(name, question), functools.partial(measure, question)))
+            jobs.append(measure_job(name, question))
             self._wait_for(desk, name)
         desk.questions, desk.answers = tuple(names), {}
         if jobs:
@@ -223,18 +220,6 @@ class Sweep:
             self._building.add(job.id)
             jobs.append((job, call))
         return job.id
-
-    def _measure_job(self, name: str, question: Question) -> Job:
-        replay = bool(question.landscape)
-        return Job(
-            id=name,
-            role="measure",
-            where="" if replay else question.device.key,
-            cost_s=0.02 * len(question.candidates),
-            priority=1 if question.rung == FINAL else 0,
-            timeout_s=MEASURE_TIMEOUT_S + CEILING_S * len(question.candidates),
-            essential=question.rung == FINAL,
-        )
 
     def _arrive(self, done: Done) -> list[_Desk]:
         """Takes in a finished job; returns the contests that have all they waited for."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from tunefarm.bench.meter import Answer, Answers, Question
+from tunefarm.bench.meter import Answer, Answers, Candidate, Question
 from tunefarm.bench.worker import Built
 from tunefarm.config import Config
 from tunefarm.plan import Call
+from tunefarm.spec.experiment import Experiment
 from tunefarm.trial import FINAL, Failure, Outcome
 
 
@@ -53,6 +54,22 @@ class Got:
 
 
 Steps: TypeAlias = Generator[Want, Got, Any]
+
+
+def question(experiment: Experiment, call: Call, candidates: Iterable[Candidate], **more: Any) -> Question:
+    """A question about candidates of a call, on the experiment's terms.
+
+    Args:
+        experiment: whose timer, tolerances and seed apply.
+        call: what is launched.
+        candidates: to be measured.
+        more: the rest of the question.
+    """
+    accept = experiment.accept
+    return Question(
+        ref=call.ref, device=call.device, problem=call.problem, variables=call.variables, candidates=tuple(candidates),
+        timer=experiment.timer, atol=accept.atol, rtol=accept.rtol, seed=experiment.search.seed, **more,
+    )  # fmt: skip
 
 
 def lost_answer(number: int, reason: str) -> Answer:

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import yaml
+from sitting import live_arch, run, sweep, variant
 
 
 def stock(experiment: Path) -> None:
@@ -55,13 +54,6 @@ def stock(experiment: Path) -> None:
     print(json.dumps({"startup_s": startup_s, "held_s": time.monotonic() - began, "studies": found}))
 
 
-def run(command: list[str], environment: dict[str, str]) -> tuple[float, str]:
-    """(wall seconds, standard output) of a command."""
-    began = time.monotonic()
-    done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=True)
-    return time.monotonic() - began, done.stdout
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", type=Path)
@@ -75,43 +67,20 @@ def main() -> None:
     if arguments.stock:
         stock(arguments.experiment)
         return
-    capability = subprocess.run(
-        [sys.executable, "-c", "import torch; print(*torch.cuda.get_device_capability(), sep='')"],
-        stdout=subprocess.PIPE, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         content = yaml.safe_load(arguments.experiment.read_text())
         content["problems"] = content["problems"][: arguments.problems]
-        content["devices"] = [f"sm_{capability}"]
+        content["devices"] = [live_arch()]
         for name, value in (only.split("=") for only in arguments.only):
             content["space"][name] = [int(value)]
-        content["export"] = f"{folder}/pack.json"
-        experiment = arguments.experiment.with_name(f".{arguments.experiment.stem}-{os.getpid()}.yaml")
-        experiment.write_text(yaml.safe_dump(content, sort_keys=False))
-        try:
-            ours_s, ours = run(
-                [
-                    sys.executable,
-                    "-m",
-                    "tunefarm.cli",
-                    "sweep",
-                    str(experiment),
-                    "--json",
-                    "--tracking",
-                    "none",
-                    "--sweeps",
-                    f"{folder}/sweeps",
-                    "--fleet",
-                    arguments.fleet,
-                ],
-                {"TUNEFARM_CACHE": f"{folder}/cache", "TRITON_CACHE_DIR": f"{folder}/triton-ours"},
-            )
+        sections = {name: content[name] for name in ("problems", "devices", "space")}
+        with variant(arguments.experiment, **sections, export=f"{folder}/pack.json") as experiment:
+            caches = {"TUNEFARM_CACHE": f"{folder}/cache", "TRITON_CACHE_DIR": f"{folder}/triton-ours"}
+            ours_s, a = sweep(experiment, Path(folder, "sweeps"), arguments.fleet, caches)
             theirs_s, theirs = run(
                 [sys.executable, __file__, str(experiment), "--stock"], {"TRITON_CACHE_DIR": f"{folder}/triton-stock"}
             )
-        finally:
-            experiment.unlink()
-    a, b = json.loads(ours), json.loads(theirs.splitlines()[-1])
+    b = json.loads(theirs.splitlines()[-1])
     num_configs = sum(study["candidates"] for study in a["studies"])
     print(f"{len(a['studies'])} problems of {arguments.experiment}, {num_configs} configs in all")
     print(f"{'':18s} {'wall s':>8s} {'GPU-held s':>11s} {'start-up s':>11s}")

@@ -9,47 +9,18 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from functools import partial
 from pathlib import Path
+
+from sitting import retime, row_of
 
 from tunefarm import landscape as landscapes
 from tunefarm.bench.build import launch_options, triton_version
-from tunefarm.bench.meter import Answers, Candidate, Question
-from tunefarm.bench.worker import BuildRequest, build, measure
 from tunefarm.cli.opening import FleetKind, live_devices, open_fleet
-from tunefarm.config import Config
 from tunefarm.pack import load_pack
-from tunefarm.plan import PlannedStudy, choose_targets, plan
+from tunefarm.plan import choose_targets, plan
 from tunefarm.spec.experiment import load_experiment, resolve
-from tunefarm.trial import FINAL
 
 NUM_SAMPLES = 60
-
-
-def retime(study: PlannedStudy, ref: object, configs: list[Config], fleet: object) -> list[tuple[float, ...]]:
-    """Samples in ms of each config, taken interleaved."""
-    request = BuildRequest(
-        ref=ref, variables=study.study.variables, configs=tuple(configs), target=study.study.device.target
-    )
-    builder = next(w.name for w in fleet.workers if w.role == "build")
-    meter = next(w.name for w in fleet.workers if w.role == "measure")
-    builts = fleet.submit(partial(build, request), builder).result()
-    candidates = tuple(
-        Candidate(number=n, config=b.config, build=b.build, artifact=b.artifact) for n, b in enumerate(builts)
-    )
-    question = Question(
-        ref=ref,
-        device=study.study.device,
-        problem=study.study.problem,
-        variables=study.study.variables,
-        candidates=candidates,
-        rung=FINAL,
-        num_samples=NUM_SAMPLES,
-        interleaved=True,
-    )
-    answers = fleet.submit(partial(measure, question), meter).result()
-    assert isinstance(answers, Answers), answers
-    return [a.measurement.samples_ms for a in sorted(answers.answers, key=lambda a: a.number)]
 
 
 def main() -> None:
@@ -68,16 +39,15 @@ def main() -> None:
         print(f"{'study':34s} {'winner':>10s} {'exhaustive':>10s} {'ratio':>7s}  winner's config / exhaustive best")
         worst = 0.0
         for study in plan(resolved, targets[:1]):
-            row = next(
-                r
-                for t in pack.tables
-                for r in t.rows
-                if r.measured_at == study.study.problem.dims and t.device.key == live[0].key
-            )
+            row = row_of(pack, resolved.workload.signature.kernel, study.study)
+            if row is None:
+                print(f"{study.study.label:34s} is not in the pack")
+                continue
             entries = [e for e in recorded.find(study.study.problem).entries if e.samples_ms]
             best = min(entries, key=lambda e: statistics.median(e.samples_ms)).config
             winner_ms, best_ms = (
-                statistics.median(s) for s in retime(study, resolved.experiment.ref, [row.config, best], fleet)
+                statistics.median(samples)
+                for samples in retime(study.study, resolved.experiment.ref, [row.config, best], fleet, NUM_SAMPLES)
             )
             worst = max(worst, winner_ms / best_ms)
             print(

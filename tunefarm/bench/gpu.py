@@ -13,6 +13,7 @@ from tunefarm.bench.launch import Launch, call, intercept
 from tunefarm.bench.loaded import Loaded, load_kernel
 from tunefarm.bench.meter import NUM_WARMUP, Answer, Candidate, Question
 from tunefarm.bench.sampling import Faulted, alone, in_turn
+from tunefarm.bench.telemetry import require_gpu
 from tunefarm.bench.tensors import checksums, explained, make_inputs
 from tunefarm.bench.verify import (
     Tolerance,
@@ -73,14 +74,11 @@ class GpuMeter:
             UserError: the workload cannot be imported, or its inputs or reference fail.
             InfrastructureError: there is no GPU.
         """
-        import torch
-
         key = (question.ref, question.variables, question.seed, question.atol, question.rtol, question.same_bits)
         if key == self._key:
             return
         self.close()
-        if not torch.cuda.is_available():
-            raise InfrastructureError("no CUDA device is visible to this process", hint="see `tunefarm doctor`")
+        require_gpu()
         workload = load_workload(question.ref)
         try:
             with explained(f"problem {question.problem.label} of {workload.name}"):

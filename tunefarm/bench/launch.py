@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -70,9 +71,14 @@ class Launch:
         else:
             # A tensor among the key names is covered by its dtype, as in Triton.
             dims = {n: scalars[n] for n in key if n in scalars}
-        pointers = {n: t for n, t in self.signature.items() if isinstance(t, str) and t.startswith("*")}
-        dtypes = {n: t.removeprefix("*k").removeprefix("*") for n, t in pointers.items()}
+        found = {name: _TENSOR.match(kind) for name, kind in self.signature.items() if isinstance(kind, str)}
+        dtypes = {name: match[1] for name, match in found.items() if match}
         return Problem(dims=FrozenMap(dims), dtypes=FrozenMap(dtypes), facts=self.facts)
+
+
+# A pointer (`*bf16`, or `*kbf16` to constant memory) or a descriptor (`tensordesc<bf16[128, 64]>`), whose block is the
+# config's affair and no fact of the call.
+_TENSOR = re.compile(r"(?:\*k?|tensordesc\w*<)(\w+)")
 
 
 def _constant(value: Any) -> str:

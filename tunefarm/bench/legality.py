@@ -22,6 +22,24 @@ MIN_DOT_K = {8: 32, 16: 16, 32: 16, 64: 16}
 """Least K of `tl.dot` by bits of its operands; M and N may be 1 (`min_dot_size`, Triton 3.6 to 3.9)."""
 
 
+LEAST_CAPABILITY = {"bf16": (8, 0), "fp8e4nv": (8, 9)}
+"""Compute capability from which NVIDIA's units convert an element type (`supported_fp8_dtypes`, Triton 3.6 to 3.9)."""
+
+
+def unsupported(device: Device, dtypes: Iterable[str]) -> str:
+    """Why a device cannot run a problem at all, whatever the config; empty if it can.
+
+    Args:
+        device: where it would run.
+        dtypes: element types of the problem's tensors in Triton's spelling.
+    """
+    for dtype in sorted(set(dtypes)):
+        least = LEAST_CAPABILITY.get(dtype)
+        if device.vendor == "nvidia" and least is not None and device.capability < least:
+            return f"{device.arch} cannot do {dtype}, which needs sm_{least[0]}{least[1]}"
+    return ""
+
+
 def illegal(config: Config, workload: Workload, device: Device, dtypes: Iterable[str] = ()) -> Failure | None:
     """The first rule that forbids a config on a device, or None.
 

@@ -105,17 +105,17 @@ class Loaded:
         changed = any(shared[name] is not value for name, value in self.arguments.items())
         return self.again(shared) if changed and self.again is not None else self
 
-    def sample(self, flush: torch.Tensor) -> None:
+    def sample(self, flush: torch.Tensor | None = None) -> None:
         """Queues one sample; the flush and the reset are outside the timed region.
 
         Args:
-            flush: written before a cold sample: larger than the L2 cache.
+            flush: written before a cold sample: larger than the L2 cache. Other timers need none.
         """
         if self.timer == "graph" and self._graph is None:
             self._graph = self._captured()
         before, after = _event(), _event()
         self.renew()
-        if self.timer == "cold":
+        if self.timer == "cold" and flush is not None:
             flush.zero_()
         before.record()
         if self._graph is None:

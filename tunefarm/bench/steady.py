@@ -10,18 +10,17 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+from tunefarm.bench import telemetry
 from tunefarm.bench.loaded import Loaded
 from tunefarm.errors import InfrastructureError
-
-if TYPE_CHECKING:
-    import torch
+from tunefarm.frozen import FrozenMap
 
 MAX_DRIFT = 0.1
 """Share by which the yardstick may differ from its first reading. A power cap, which a sweep of matrix products meets
 all the time, moves it by less; half the clocks, or half a GPU, by far more."""
-NUM_READINGS = 5
+NUM_READINGS, NUM_WARM_UP = 5, 50
 SLOWDOWNS = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "power_brake"})
 """Throttle reasons that pass, so that measuring again helps; a power cap is part of what a kernel costs."""
 WAIT_S = 120.0
@@ -29,35 +28,69 @@ WAIT_S = 120.0
 
 
 class Yardstick:
-    """A fixed piece of work of the tensor cores and the memory, timed now and then: it tells drift from difference."""
+    """A fixed piece of work of the tensor cores and of the memory, timed now and then: it tells drift from difference.
+
+    Long enough (some 0.2 ms each) that starting it does not count, and warmed up before its first reading, when clocks
+    are low and libraries are loaded.
+    """
 
     def __init__(self) -> None:
         self._work: list[Loaded] = []
-        self._flush: torch.Tensor | None = None
         self._usual_ms: list[float] = []
 
     def drift(self) -> float:
         """The greatest ratio of one of its readings to the first one, minus 1; negative where the GPU was faster."""
-        now_ms = self._read()
+        if not self._work:
+            self._prepare()
+        now_ms = [self._read(work, NUM_READINGS) for work in self._work]
         self._usual_ms = self._usual_ms or now_ms
         return max((now / usual - 1 for now, usual in zip(now_ms, self._usual_ms, strict=True)), key=abs)
 
-    def _read(self) -> list[float]:
+    def _prepare(self) -> None:
         import torch
 
-        if not self._work:
-            a = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
-            out, room = torch.empty_like(a), torch.zeros(32 << 20, dtype=torch.int8, device="cuda")
-            self._flush = torch.empty(128 << 20, dtype=torch.int8, device="cuda")
-            self._work = [
-                Loaded(fire=lambda: torch.mm(a, a, out=out), timer="hot"),
-                Loaded(fire=lambda: room.add_(1), timer="cold"),
-            ]
-        assert self._flush is not None
+        a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+        out, room = torch.empty_like(a), torch.zeros(256 << 20, dtype=torch.int8, device="cuda")
+        self._work = [
+            Loaded(fire=lambda: torch.mm(a, a, out=out), timer="hot"),
+            Loaded(fire=lambda: room.bitwise_not_(), timer="hot"),
+        ]
         for work in self._work:
-            for _ in range(NUM_READINGS):
-                work.sample(self._flush)
-        return [statistics.median(work.durations_ms()) for work in self._work]
+            self._read(work, NUM_WARM_UP)
+
+    @staticmethod
+    def _read(work: Loaded, num: int) -> float:
+        for _ in range(num):
+            work.sample()
+        return statistics.median(work.durations_ms())
+
+
+class Watch:
+    """One GPU as the process that measures on it sees it."""
+
+    def __init__(self) -> None:
+        self._yardstick = Yardstick()
+        self._lock: IO[str] | None = None
+        self._since_s = 0.0
+
+    def begin(self) -> None:
+        """Before a question: takes the GPU, at the first one waiting for it.
+
+        Raises:
+            InfrastructureError: there is none, or another measuring process keeps it.
+        """
+        telemetry.require_gpu()
+        self._lock = self._lock or hold(telemetry.uuid())
+        if not self._since_s:
+            self._yardstick.drift()
+        self._since_s = time.time()
+
+    def end(self) -> FrozenMap[Any]:
+        """After a question: what was seen of the GPU, with `disturbed` where its times are not to be trusted."""
+        drift = self._yardstick.drift()
+        seen = FrozenMap(telemetry.sample(since_s=self._since_s), drift=round(drift, 4))
+        reason = disturbance(seen, drift)
+        return FrozenMap(seen, disturbed=reason) if reason else seen
 
 
 def disturbance(seen: Mapping[str, Any], drift: float) -> str:

@@ -24,10 +24,21 @@ def live_device(index: int = 0) -> Device:
     """
     import torch
 
-    if not torch.cuda.is_available():
-        raise InfrastructureError("no CUDA device is visible to this process", hint="see `tunefarm doctor`")
+    require_gpu()
     is_amd = getattr(torch.version, "hip", None) is not None
     return Device.of_driver(torch.cuda.get_device_properties(index), is_amd=is_amd)
+
+
+def require_gpu() -> None:
+    """Raises where torch sees no GPU.
+
+    Raises:
+        InfrastructureError: there is none.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise InfrastructureError("no CUDA device is visible to this process", hint="see `tunefarm doctor`")
 
 
 def toolchain() -> FrozenMap[str]:

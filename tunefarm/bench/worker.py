@@ -23,6 +23,7 @@ from tunefarm.bench.launch import learn
 from tunefarm.bench.legality import unfit
 from tunefarm.bench.meter import NUM_WARMUP, Answer, Answers, Meter, Question
 from tunefarm.bench.replay import LandscapeMeter
+from tunefarm.bench.steady import Watch
 from tunefarm.bench.tensors import make_inputs
 from tunefarm.config import Config, Value
 from tunefarm.device import Device
@@ -38,6 +39,7 @@ from tunefarm.will import leave
 _BORN = time.monotonic()
 _meters: dict[str, Meter] = {}
 _paces: dict[tuple[WorkloadRef, FrozenMap[Value]], Pace] = {}
+_watch = Watch()
 _started = _worn = False
 
 
@@ -182,23 +184,52 @@ def measure(question: Question) -> Answers | Retire:
     if question.fresh and _worn:
         return Retire(again=True)
     _worn = _worn or not question.fresh
+    result, is_lost = _sit(question)
+    disturbed = [a for a in result.answers if a.measurement is not None and a.measurement.telemetry.get("disturbed")]
+    if disturbed and not is_lost:
+        # What disturbs passes, mostly: once more, and then it is said.
+        numbers = {answer.number for answer in disturbed}
+        candidates = tuple(candidate for candidate in question.candidates if candidate.number in numbers)
+        again, is_lost = _sit(dataclasses.replace(question, candidates=candidates))
+        result = _instead(result, again)
+    return Retire(result) if is_lost else result
+
+
+def _sit(question: Question) -> tuple[Answers, bool]:
+    """The answers to a question, and whether the process is lost with them."""
     sitting = _Sitting(question)
-    poisoned = False
+    is_lost = False
+    if not question.landscape:
+        _watch.begin()
     try:
         sitting.prepare()
         sitting.go_through()
     except Poisoned as e:
         sitting.found += e.args
-        poisoned = True
+        is_lost = True
     except SpecError as e:
         if "out of memory" not in str(e):
             raise
         sitting.found += [_too_large(number, e) for number in sitting.left]
     if question.landscape:
-        return sitting.so_far()
+        return sitting.so_far(), False
     # A lost context can tell nothing more.
-    signed = _signed(sitting.so_far(), FrozenMap() if poisoned else telemetry.sample())
-    return Retire(signed) if poisoned else signed
+    return _signed(sitting.so_far(), FrozenMap() if is_lost else _watch.end()), is_lost
+
+
+def _instead(first: Answers, second: Answers) -> Answers:
+    """Answers with those of a second sitting in place of the first one's, and what is still to be said of them."""
+    later = {answer.number: answer for answer in second.answers}
+    said = [a.measurement.telemetry.get("disturbed") for a in second.answers if a.measurement is not None]
+    notices = tuple(f"measured twice and still {reason}" for reason in dict.fromkeys(said) if reason)
+    return dataclasses.replace(
+        second,
+        answers=tuple(later.get(answer.number, answer) for answer in first.answers),
+        startup_s=first.startup_s + second.startup_s,
+        busy_s=first.busy_s + second.busy_s,
+        num_compiled=first.num_compiled + second.num_compiled,
+        notices=tuple(dict.fromkeys((*first.notices, *second.notices, *notices))),
+    )
 
 
 class _Sitting:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from tunefarm import __version__
+from tunefarm.cli.aa import aa
 from tunefarm.cli.doctor import doctor
 from tunefarm.cli.pack import app as pack
 from tunefarm.cli.plan import plan
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.command()(sweep)
 app.command()(plan)
 app.command()(record)
+app.command()(aa)
 app.command()(doctor)
 app.add_typer(pack, name="pack")
 

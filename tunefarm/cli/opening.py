@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tunefarm.bench.build import launch_options, triton_version
 from tunefarm.bench.worker import probe
@@ -13,6 +15,9 @@ from tunefarm.device import Device
 from tunefarm.errors import SpecError, UserError
 from tunefarm.seams import Fleet
 from tunefarm.spec.experiment import Experiment, Resolved, load_experiment, resolve
+
+if TYPE_CHECKING:
+    from tunefarm.plan import PlannedStudy
 
 
 class FleetKind(enum.StrEnum):
@@ -114,6 +119,39 @@ def _probe(visible: Sequence[str]) -> list[Device]:
 def live_devices(fleet: Fleet) -> list[Device]:
     """The GPUs that a fleet's workers hold."""
     return [worker.device for worker in fleet.workers if worker.device is not None]
+
+
+@contextlib.contextmanager
+def gpu_fleet(kind: FleetKind, address: str | None, *, builders: int | None) -> Iterator[Fleet]:
+    """A fleet whose measuring workers hold GPUs, closed in the end.
+
+    Raises:
+        UserError: there is no GPU here, and no cluster was named.
+        InfrastructureError: it cannot be started.
+    """
+    if not has_gpu() and not address:
+        raise UserError("this measures on a GPU, and this machine has none", hint="see `tunefarm doctor`")
+    workers = open_fleet(kind, address, use_gpu=True, builders=builders)
+    try:
+        yield workers
+    finally:
+        workers.close()
+
+
+def plan_live(resolved: Resolved, fleet: Fleet) -> list[PlannedStudy]:
+    """The studies of an experiment on the first of its devices that a fleet holds.
+
+    Raises:
+        SpecError: the fleet holds none of them, or the workload's call cannot be followed.
+    """
+    from tunefarm.plan import choose_targets, plan
+
+    live = live_devices(fleet)
+    targets = [target for target in choose_targets(resolved.experiment, live, "gpu") if target.meter]
+    if not targets:
+        here = ", ".join(f"{device.name} ({device.arch})" for device in live)
+        raise resolved.experiment.error("devices", f"none of them is here, but {here}", "name the arch of a GPU here")
+    return plan(resolved, targets[:1])
 
 
 def check_output(path: Path) -> None:

@@ -31,8 +31,8 @@ def record(
     from tunefarm.cli.folders import store_folder
     from tunefarm.cli.terminal import Progress
     from tunefarm.dispatch import Dispatch
+    from tunefarm.errands import Errands
     from tunefarm.errors import UserError
-    from tunefarm.plan import choose_targets, plan
     from tunefarm.recording import record as make_recording
 
     opening.check_fleet(fleet, address)
@@ -40,27 +40,16 @@ def record(
     if not out.name.endswith(".json.gz"):
         raise UserError("a landscape is gzipped JSON", file=str(out), hint="name it *.json.gz")
     opening.check_output(out)
-    if not opening.has_gpu() and not address:
-        raise UserError("recording measures on a GPU, and this machine has none", hint="see `tunefarm doctor`")
     began = time.monotonic()
-    workers = opening.open_fleet(fleet, address, use_gpu=True, builders=builders)
-    try:
-        live = opening.live_devices(workers)
-        targets = [t for t in choose_targets(resolved.experiment, live, "gpu") if t.meter]
-        if not targets:
-            here = ", ".join(f"{device.name} ({device.arch})" for device in live)
-            raise resolved.experiment.error(
-                "devices", f"none of them is here, but {here}", "name the arch of a GPU here"
-            )
-        planned = plan(resolved, targets[:1])
+    with opening.gpu_fleet(fleet, address, builders=builders) as workers:
+        planned = opening.plan_live(resolved, workers)
         board = BuildBoard(resolved, BuildStore(store_folder()))
         keys = {board.slot(study.call, config).key for study in planned for config in study.candidates}
         dispatch = Dispatch(workers)
         with Progress(quiet=quiet) as progress:
             progress.begin(len(keys), sum(len(study.candidates) for study in planned))
-            recording = make_recording(resolved, planned, dispatch, board, progress.advance, samples)
-    finally:
-        workers.close()
+            errands = Errands(resolved=resolved, dispatch=dispatch, board=board, advance=progress.advance)
+            recording = make_recording(errands, planned, samples)
     landscapes.save(recording, out)
     configs = sum(len(r.entries) for r in recording.problems)
     typer.echo(

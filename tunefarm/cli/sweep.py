@@ -232,15 +232,22 @@ def _compete(
 
 
 def _exportable(results: Sequence[StudyResult]) -> list[StudyResult]:
-    """Those with winners. A pack holds times of one kind, and this machine's are worth more than a recording's."""
-    won = [result for result in results if result.winner is not None]
+    """Those with winners. A pack holds times of one kind, and this machine's are worth more than a recording's.
+
+    Winners of finals during which others computed on the GPU are left out: they may have won by that.
+    """
+    won = [result for result in results if result.winner is not None and not result.disturbed.startswith("contended")]
     return [result for result in won if result.source == "measured"] or won
 
 
 def _left_out(results: Sequence[StudyResult]) -> list[str]:
     kept = _exportable(results)
-    names = sorted({r.study.device.name for r in results if r.winner is not None and r not in kept})
-    return [f"replayed winners of {', '.join(names)} are not exported with measured ones"] if names else []
+    left = [r for r in results if r.winner is not None and r not in kept]
+    contended = [
+        f"{r.study.label} is not exported ({r.disturbed}): sweep again on a quiet GPU" for r in left if r.disturbed
+    ]
+    names = sorted({r.study.device.name for r in left if not r.disturbed})
+    return contended + [f"replayed winners of {name} are not exported with measured ones" for name in names]
 
 
 def _incumbents(pack: Pack | None, planned: Sequence[PlannedStudy]) -> dict[str, Config]:

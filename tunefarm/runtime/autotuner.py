@@ -32,6 +32,10 @@ def autotune(
     Without a row for a call the first config is used. Nothing is ever benchmarked in a training job: the other configs
     are the space that a sweep searches, and so are the remaining arguments.
 
+    Where the content of an argument depends on the config (token ids padded to whole blocks), `kernel.config_for`
+    tells the config of a launch beforehand, given its arguments. Like rows it looks at scalars, and at dtype and
+    alignment of tensors, so their content may be filled in afterwards. Nothing is launched or counted.
+
     Args:
         configs: `triton.Config` or `tunefarm.Config`; the first is the default.
         key: arguments that identify a problem.
@@ -133,8 +137,13 @@ def _obedient(stock: type) -> type:
         config = config or binding.fall_back_config(args, kwargs)
         return [self.fn.warmup(*args, **kwargs, **config.all_kwargs())]
 
+    def config_for(self: Any, *args: Any, **kwargs: Any) -> Config:
+        """The config that a launch with these arguments would use, for arguments whose content depends on it."""
+        return of(self).config_for(args, kwargs)
+
     members = {
         "run": run,
+        "config_for": config_for,
         "warmup": warmup,
         "configs": property(lambda self: of(self).configs, lambda self, new: of(self).redeclare("configs", new)),
         "early_config_prune": property(

@@ -8,17 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tunefarm.config import LAUNCH_OPTIONS, Config
-from tunefarm.errors import MissError, SpecError
+from tunefarm.errors import MissError, SpecError, UserError
 from tunefarm.frozen import FrozenMap
 from tunefarm.pack import Row
 from tunefarm.problem import Problem
 from tunefarm.runtime.active import ACTIVE, Tally, log
 from tunefarm.runtime.kernels import (
     Signature,
+    is_aligned,
     live_device,
+    plain_config,
     problem_of,
     signature_of,
     spelling,
+    tensor_of,
     triton_config,
     triton_version,
 )
@@ -121,30 +124,53 @@ class Binding:
         return not self.owned and (terms is None or terms.on_miss == "stock")
 
     def choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Choice:
-        """The choice for a launch; the same for positional, keyword and left-out arguments.
+        """The choice for a launch, which is counted.
 
         Raises:
             MissError: no row answers, and the active packs do not allow that.
         """
+        choice = self._choice(args, kwargs)
+        choice.tally.launches += 1
+        return choice
+
+    def config_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Config:
+        """The config that a launch with these arguments would use.
+
+        Raises:
+            MissError: no row answers, and the active packs do not allow that.
+            UserError: no row answers, and the kernel would benchmark its configs.
+        """
+        choice = self._choice(args, kwargs)
+        if choice.offer is not None:
+            return choice.offer.row.config
+        if self.tunes_itself:
+            raise UserError(
+                f"what {self.signature.name} uses for a call that no row answers is known after its own tuning only",
+                hint="tune this problem, or activate with on_miss='default'",
+            )
+        return plain_config(choice.config or self.fall_back_config(args, kwargs), self.signature)
+
+    def _choice(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Choice:
+        """The same for positional, keyword and left-out arguments."""
         if self._generation != ACTIVE.generation:
             self._refresh()
         values = {**self._defaults, **dict(zip(self.signature.arguments, args, strict=False)), **kwargs}
         key: list[Any] = [values.get(name) for name in self._dims]
         index = None
         for name in self._tensors:
-            value: Any = values.get(name)
-            if hasattr(value, "data_ptr"):
-                index = value.device.index
-                key.append((value.dtype, value.data_ptr() % 16 == 0, index))
-            else:
+            value = values.get(name)
+            tensor = tensor_of(value)
+            if tensor is None:
                 key.append(value is None)
+            else:
+                index = tensor.device.index
+                key.append((tensor.dtype, is_aligned(value), index))
         choice = self._memo.get(tuple(key))
         if choice is None:
             choice = self._decide(values, index)
             if len(self._memo) >= MAX_MEMO:
                 self._memo.clear()
             self._memo[tuple(key)] = choice
-        choice.tally.launches += 1
         return choice
 
     def fall_back_config(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -66,6 +66,16 @@ def spelling(dtype: Any) -> str:
     return _SPELLING.get(name, name)
 
 
+def tensor_of(argument: Any) -> Any:
+    """The tensor that an argument is, or that a tensor descriptor holds; None for anything else."""
+    return argument if hasattr(argument, "data_ptr") else getattr(argument, "base", None)
+
+
+def is_aligned(argument: Any) -> bool:
+    """Whether it is a tensor that starts at a multiple of 16 bytes; of descriptors, which all do, nobody asks."""
+    return hasattr(argument, "data_ptr") and argument.data_ptr() % 16 == 0
+
+
 def problem_of(values: Mapping[str, Any], dims: tuple[str, ...], tensors: tuple[str, ...]) -> Problem:
     """The facts of a call, as far as rows of its kernel name them.
 
@@ -85,11 +95,12 @@ def problem_of(values: Mapping[str, Any], dims: tuple[str, ...], tensors: tuple[
                 facts[name] = "div16"
     for name in tensors:
         value = values.get(name)
+        tensor = tensor_of(value)
         if value is None:
             facts[name] = "none"
-        elif hasattr(value, "dtype"):
-            dtypes[name] = spelling(value.dtype)
-            if value.data_ptr() % 16 == 0:
+        elif tensor is not None:
+            dtypes[name] = spelling(tensor.dtype)
+            if is_aligned(value):
                 facts[name] = "div16"
     return Problem(dims=FrozenMap(found), dtypes=FrozenMap(dtypes), facts=FrozenMap(facts))
 
@@ -101,6 +112,15 @@ def triton_config(config: Config, pre_hook: Any = None) -> Any:
     fields = {k: v for k, v in config.options.items() if k in LAUNCH_OPTIONS}
     rest = {k: v for k, v in config.options.items() if k not in LAUNCH_OPTIONS}
     return triton.Config({**config.params, **rest}, **fields, pre_hook=pre_hook)
+
+
+def plain_config(config: Any, signature: Signature) -> Config:
+    """A `triton.Config` of a kernel as a config; its pre_hook is left out."""
+    flat = {name: value for name, value in config.all_kwargs().items() if (name, value) != ("num_ctas", 1)}
+    return Config(
+        params=FrozenMap((name, value) for name, value in flat.items() if name in signature.arguments),
+        options=FrozenMap((name, value) for name, value in flat.items() if name not in signature.arguments),
+    )
 
 
 @functools.cache

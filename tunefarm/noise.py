@@ -1,0 +1,132 @@
+"""Noise: a config timed against itself, to show what a difference must exceed on a machine to mean anything."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tunefarm.bench.meter import Answers
+from tunefarm.config import Config
+from tunefarm.errands import Errands
+from tunefarm.errors import UserError
+from tunefarm.plan import PlannedStudy
+from tunefarm.search.crown import CONFIDENCE, is_better, ratio_interval
+from tunefarm.search.rungs import FINALS
+from tunefarm.study import Study
+from tunefarm.wants import question
+
+PLANTED = 1.03
+"""Factor by which one side is made slower, to see whether that is found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two equal contestants of one sitting, in the way of finals.
+
+    Attributes:
+        ratio: second median over first.
+        interval: of the ratio, at the confidence at which better is claimed.
+        claimed: one was called better than the other: falsely, for they are equal.
+        found: with the second side's samples made slower by `PLANTED`, the first was called better: rightly.
+        median_ms: of both together.
+    """
+
+    ratio: float
+    interval: tuple[float, float]
+    claimed: bool
+    found: bool
+    median_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """What one study's comparisons showed.
+
+    Attributes:
+        study: whose problem.
+        config: what was compared with itself.
+        comparisons: in the order taken.
+        notices: what the meter wants known.
+    """
+
+    study: Study
+    config: Config
+    comparisons: tuple[Comparison, ...]
+    notices: tuple[str, ...] = ()
+
+    @property
+    def num_claimed(self) -> int:
+        """How often equal contestants were called different."""
+        return sum(comparison.claimed for comparison in self.comparisons)
+
+    @property
+    def num_found(self) -> int:
+        """How often the planted slowdown was found."""
+        return sum(comparison.found for comparison in self.comparisons)
+
+    @property
+    def floor(self) -> float:
+        """Half the typical interval of the ratio: a smaller difference is not told from none."""
+        return statistics.median((high - low) / 2 for low, high in (c.interval for c in self.comparisons))
+
+
+def measure_noise(errands: Errands, planned: Sequence[PlannedStudy], num: int) -> Iterator[Noise]:
+    """Compares the default config of each study with itself.
+
+    Args:
+        errands: who works.
+        planned: studies on live devices; those that are skipped are left out.
+        num: comparisons of each study.
+
+    Raises:
+        UserError: a study has no default that can be built, or it cannot be measured.
+        InfrastructureError: no worker could do what must be done.
+    """
+    studies = [study for study in planned if not study.skipped]
+    errands.build((study.call, _default(study)) for study in studies)
+    for study in studies:
+        yield _noise(errands, study, num)
+
+
+def _default(study: PlannedStudy) -> Config:
+    if study.default is None:
+        raise UserError(f"{study.study.label} has no default config", hint="give the workload a default")
+    return study.default
+
+
+def _noise(errands: Errands, study: PlannedStudy, num: int) -> Noise:
+    config, call = _default(study), study.call
+    if failure := errands.built(call, config).failure:
+        raise UserError(f"the default config of {study.study.label} cannot be built: {failure.message}")
+    seed = errands.resolved.experiment.search.seed
+    twins = [errands.candidate(call, number, config) for number in range(2)]
+    ask = question(
+        errands.resolved.experiment, call, twins, rung=FINALS.number, num_samples=FINALS.num_samples,
+        max_samples=FINALS.max_samples, precision=FINALS.precision, interleaved=True,
+    )  # fmt: skip
+    comparisons = []
+    notices: dict[str, None] = {}
+    for number, (_, result) in enumerate(errands.ask([ask] * num)):
+        comparisons.append(_compare(study, result, seed + number))
+        assert not isinstance(result, str)
+        notices.update(dict.fromkeys(result.notices))
+        errands.advance("measured", 1)
+    return Noise(study=study.study, config=config, comparisons=tuple(comparisons), notices=tuple(notices))
+
+
+def _compare(study: PlannedStudy, result: Answers | str, seed: int) -> Comparison:
+    answers = () if isinstance(result, str) else result.answers
+    samples = [answer.measurement.samples_ms for answer in answers if answer.measurement is not None]
+    if len(samples) != 2:
+        reason = result if isinstance(result, str) else "; ".join(a.why.message for a in answers if a.failure)
+        raise UserError(f"the default config of {study.study.label} cannot be measured: {reason}")
+    first, second = samples
+    slowed = [PLANTED * sample_ms for sample_ms in second]
+    return Comparison(
+        ratio=statistics.median(second) / statistics.median(first),
+        interval=ratio_interval(second, first, CONFIDENCE, seed),
+        claimed=is_better(first, second, seed=seed) or is_better(second, first, seed=seed),
+        found=is_better(first, slowed, seed=seed),
+        median_ms=statistics.median((*first, *second)),
+    )
