@@ -93,6 +93,8 @@ def test_every_fault_of_a_candidate_gets_its_outcome_and_costs_a_process_at_most
     assert result.num_measured == 5
     check_ledger(played)
     assert len(events(played.ledger, "failed")) == len(expected)
+    # What a process found before it died has its name, too.
+    assert all(e["measurement"]["worker"] for e in events(played.ledger, "measured"))
     processes = set((tmp_path / "roll").read_text().split())
     assert len(processes) <= 2 + len(STICKY), "one to begin with, one for the finals"
     assert played.dispatch.notices == []

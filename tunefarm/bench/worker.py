@@ -301,7 +301,8 @@ class _Sitting:
         if not self._question.landscape:  # A replay does nothing that one could die of.
             num_samples = max(self._question.num_samples, self._question.max_samples)
             patience_s = pace.patience_s(NUM_WARMUP + num_samples + 1) * (len(left) if several else 1)
-            leave(_Unmeasured(answers=self.so_far(), at=at, patience_s=patience_s), patience_s)
+            answers = _signed(self.so_far(), FrozenMap())
+            leave(_Unmeasured(answers=answers, at=at, patience_s=patience_s), patience_s)
         return at
 
 
