@@ -116,7 +116,7 @@ Deed = Callable[[], Any]
 
 
 class Perilous:
-    """A meter with times of a bowl; some candidates, and some problems by their n, do something first."""
+    """A meter with times of a bowl. Some candidates, on all rungs or on one, and some problems do something first."""
 
     reference_ms: float | None = 0.05
     notices: tuple[str, ...] = ()
@@ -129,6 +129,8 @@ class Perilous:
             self._deeds.get(question.variables["n"], lambda: None)()
 
     def measure(self, candidates: Sequence[Candidate], question: Question) -> Iterator[Answer]:
+        for candidate in candidates if question.interleaved else ():  # by turns: no answer before the last
+            self._deeds.get((question.rung, candidate.config), lambda: None)()
         for candidate in candidates:
             try:
                 self._deeds.get(candidate.config, lambda: None)()

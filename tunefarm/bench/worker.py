@@ -302,6 +302,9 @@ class _Sitting:
             num_samples = max(self._question.num_samples, self._question.max_samples)
             patience_s = pace.patience_s(NUM_WARMUP + num_samples + 1) * (len(left) if several else 1)
             answers = _signed(self.so_far(), FrozenMap())
+            if several:  # Times of a sitting that did not end are worth nothing.
+                failures = tuple(answer for answer in answers.answers if answer.measurement is None)
+                answers = dataclasses.replace(answers, answers=failures)
             leave(_Unmeasured(answers=answers, at=at, patience_s=patience_s), patience_s)
         return at
 
