@@ -19,6 +19,7 @@ from tunefarm.bench.meter import Answer, Answers, Candidate, Question
 from tunefarm.bench.tensors import explained
 from tunefarm.bench.worker import measure
 from tunefarm.config import Config
+from tunefarm.frozen import FrozenMap
 from tunefarm.seams import Fleet, Retire, Worker
 from tunefarm.trial import Failure, Measurement, Outcome
 
@@ -115,7 +116,7 @@ Deed = Callable[[], Any]
 
 
 class Perilous:
-    """A meter with times of a bowl; some candidates, and some problems by their n, do something first."""
+    """A meter with times of a bowl. Some candidates, on all rungs or on one, and some problems do something first."""
 
     reference_ms: float | None = 0.05
     notices: tuple[str, ...] = ()
@@ -128,6 +129,8 @@ class Perilous:
             self._deeds.get(question.variables["n"], lambda: None)()
 
     def measure(self, candidates: Sequence[Candidate], question: Question) -> Iterator[Answer]:
+        for candidate in candidates if question.interleaved else ():  # by turns: no answer before the last
+            self._deeds.get((question.rung, candidate.config), lambda: None)()
         for candidate in candidates:
             try:
                 self._deeds.get(candidate.config, lambda: None)()
@@ -145,10 +148,21 @@ class Perilous:
         pass
 
 
+class Asleep:
+    """A watch over no GPU."""
+
+    def begin(self) -> None:
+        pass
+
+    def end(self) -> FrozenMap[Any]:
+        return FrozenMap()
+
+
 def measure_perilously(deeds: Mapping[Any, Deed], roll: Path, question: Question) -> Any:
     """What a measuring worker does, with that meter and little patience; writes itself into the roll."""
     with roll.open("a") as file:
         file.write(f"{os.getpid()}\n")
     faults.FIRST_S = faults.FLOOR_S = 1.0
+    worker._watch = Asleep()  # type: ignore[assignment]
     worker._meters.setdefault("gpu", Perilous(deeds))
     return measure(question)
