@@ -155,6 +155,13 @@ def unassemblable_kernel(x, y, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def strided_kernel(x, y, stride, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    far = at * stride.to(tl.int64)
+    tl.store(y + at, tl.load(x + far, mask=at < n), mask=at < n)
+
+
+@triton.jit
 def tile_kernel(y, BM: tl.constexpr, BN: tl.constexpr):
     total = tl.zeros((BM, BN), tl.float32)
     tl.store(y, tl.sum(tl.sum(total, 1), 0))

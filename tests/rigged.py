@@ -117,19 +117,8 @@ Deed = Callable[[], Any]
 ILLEGAL = "CUDA error: an illegal memory access was encountered\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
 
 
-class Quiet:
-    """A GPU that is made up is never disturbed."""
-
-    def begin(self) -> None:
-        pass
-
-    def end(self) -> FrozenMap[Any]:
-        return FrozenMap()
-
-
 class Perilous:
-    """A meter with times of a bowl; some problems, by their n, and some candidates, everywhere or with one n, do
-    something first."""
+    """A meter with times of a bowl. Some problems, and some candidates, on one rung or with one n, do something first."""
 
     reference_ms: float | None = 0.05
     notices: tuple[str, ...] = ()
@@ -142,6 +131,8 @@ class Perilous:
             self._deeds.get(question.variables["n"], lambda: None)()
 
     def measure(self, candidates: Sequence[Candidate], question: Question) -> Iterator[Answer]:
+        for candidate in candidates if question.interleaved else ():  # by turns: no answer before the last
+            self._deeds.get((question.rung, candidate.config), lambda: None)()
         for candidate in candidates:
             try:
                 here = self._deeds.get((candidate.config, question.variables["n"]), lambda: None)
@@ -166,17 +157,27 @@ class Perilous:
         pass
 
 
+class Asleep:
+    """A watch over no GPU."""
+
+    def begin(self) -> None:
+        pass
+
+    def end(self) -> FrozenMap[Any]:
+        return FrozenMap()
+
+
 def measure_perilously(deeds: Mapping[Any, Deed], roll: Path, question: Question) -> Any:
     """What a measuring worker does, with that meter and little patience; writes itself into the roll."""
     with roll.open("a") as file:
         file.write(f"{os.getpid()}\n")
     faults.FIRST_S = faults.FLOOR_S = 1.0
+    worker._watch = Asleep()  # type: ignore[assignment]
     worker._meters.setdefault("gpu", Perilous(deeds))
-    worker._watch = Quiet()  # type: ignore[assignment]
     return measure(question)
 
 
-class Disturbed(Quiet):
+class Disturbed(Asleep):
     """A GPU that is made up and disturbed a number of times.
 
     Attributes:

@@ -120,6 +120,7 @@ HOUSE = """
     tally
     finals
     contest
+    unify
     errands
     sweep
     recording

@@ -105,6 +105,22 @@ def test_a_block_that_is_no_power_of_two_fails_alone(size):
     assert "power of 2" in message
 
 
+def test_an_argument_that_is_a_constant_because_it_is_one_is_named():
+    """TF-040: the same kernel compiles for any other stride."""
+
+    def call(x):
+        y = torch.empty(64, device=x.device)
+        k.strided_kernel[(1,)](x, y, x.stride(0), 64)
+
+    work = Workload(call=call, kernel=k.strided_kernel, inputs={"x": [64, "B"]})
+    config = Config(params={"BLOCK": 64})
+    one, four = (learn(work, {"x": torch.empty(64, size, device="meta")}, config, 90) for size in (1, 4))
+    message = refused(one).message
+    assert message.startswith("strided_kernel line 3: far = at * stride.to(tl.int64): ")
+    assert message.endswith(" (argument stride == 1 is specialised: a plain number in the kernel)")
+    built(four)
+
+
 def test_a_tile_of_too_many_elements_fails_alone():
     """TF-018: where the workload declares no tiles, the compiler says it."""
 

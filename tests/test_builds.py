@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from farm import GPU, write_experiment
+from farm import GPU, KERNEL, write_experiment
 
 from tunefarm.bench.build import Artifact
 from tunefarm.bench.store import BuildStore
@@ -102,6 +102,20 @@ def test_a_config_for_which_the_call_raises_fails_alone(
     assert (found.outcome, found.failure.stage) == (Outcome.USER_ERROR, "launch")
     assert "raised" in found.failure.message
     assert board.find(board.slot(planned[0].call, CONFIG), CONFIG) is None
+
+
+def test_a_call_that_ends_the_interpreter_for_a_config_does_not_end_the_driver(tmp_path: Path) -> None:
+    """The driver follows each config's call itself."""
+    kernel = KERNEL.replace('meta["BLOCK"]),)', 'meta["BLOCK"] if meta["MARK"] == 0 else sys.exit("enough")),)')
+    resolved = open_experiment(write_experiment(tmp_path, kernel))
+    (planned,) = plan(resolved, [Target(device=GPU)])
+    board = BuildBoard(resolved, BuildStore(tmp_path / "builds"))
+    odd = Config(params={"BLOCK": 128, "MARK": 1}, options={"num_warps": 2})
+    found = board.find(board.slot(planned.call, odd), odd)
+    assert found is not None
+    assert found.failure is not None
+    assert found.outcome is Outcome.USER_ERROR
+    assert "raised SystemExit: enough" in found.failure.message
 
 
 def test_patience_follows_the_builds_of_the_sweep_and_travels_late(

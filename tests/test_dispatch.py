@@ -62,14 +62,15 @@ class Count:
     """A will: how far a job had come, and how it ended."""
 
     reached: int
+    sure: bool = True
 
     def execute(self, lost: WorkerLost) -> str:
         return f"{lost.death} at {self.reached}"
 
 
-def count_and_die(mark: Path, signal_number: int) -> None:
+def count_and_die(mark: Path, signal_number: int, sure: bool = True) -> None:
     """Notes every process that it costs."""
-    leave(Count(reached=7), 60.0)
+    leave(Count(reached=7, sure=sure), 60.0)
     mark.write_text(mark.read_text() + "x" if mark.exists() else "x")
     os.kill(os.getpid(), signal_number)
 
@@ -129,19 +130,21 @@ def test_a_job_that_costs_two_processes_is_condemned(own: InlineFleet) -> None:
 
 
 def test_a_job_that_has_left_a_will_costs_one_process(own: InlineFleet, tmp_path: Path) -> None:
-    """TF-003: what it leaves behind is what it brings back; killed from outside, it is done again first."""
+    """TF-003: what it leaves behind is what it brings back. If it is not sure, or killed from outside, it costs two."""
     dispatch = Dispatch(own)
-    marks = tmp_path / "crash", tmp_path / "kill"
+    marks = tmp_path / "crash", tmp_path / "kill", tmp_path / "doubt"
     dispatch.submit(
         [
             (measure("crash"), partial(count_and_die, marks[0], signal.SIGSEGV)),
             (measure("kill"), partial(count_and_die, marks[1], signal.SIGKILL)),
+            (measure("doubt"), partial(count_and_die, marks[2], signal.SIGABRT, sure=False)),
         ]
     )
     ended = finish(dispatch)
     assert ended["crash"] == Done(job="crash", value="SIGSEGV at 7")
     assert ended["kill"].condemned.count("died of SIGKILL") == 2
-    assert [mark.read_text() for mark in marks] == ["x", "xx"]
+    assert ended["doubt"] == Done(job="doubt", value="SIGABRT at 7")
+    assert [mark.read_text() for mark in marks] == ["x", "xx", "xx"]
 
 
 def test_a_job_that_takes_too_long_is_killed(own: InlineFleet) -> None:

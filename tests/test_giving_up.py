@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -129,6 +130,23 @@ def test_a_problem_too_large_for_the_gpu_ends_its_own_study(tmp_path: Path, stor
     assert not events(played.ledger, "failed")
     assert [result.status for result in again.results] == [Status.WINNER] * 2
     assert len(set((tmp_path / "roll").read_text().split())) == 3, "nobody but finals wants a fresh process"
+
+
+def test_a_problem_that_kills_whoever_prepares_it_ends_its_own_study(tmp_path: Path, store: Path) -> None:
+    """After two processes: the first may have been broken itself."""
+    experiment = write_experiment(tmp_path, problems=[{"n": [1000, 4096], "dtype": "fp32"}], devices=["sm_90"])
+    own = InlineFleet([GPU], num_builders=1)
+    fleet = Pretended(own, partial(measure_perilously, {4096: os.abort}, tmp_path / "roll"))
+    try:
+        played = play(experiment, fleet, store, targets=[Target(device=GPU, meter="gpu")])
+    finally:
+        own.close()
+    fine, deadly = played.results
+    assert fine.status is Status.WINNER
+    assert deadly.status is Status.NO_WINNER
+    assert deadly.reason.startswith("the problem cannot be measured: SIGABRT: no last words")
+    assert not events(played.ledger, "failed")
+    assert len(set((tmp_path / "roll").read_text().split())) <= 4, "two die of it, and finals have their own"
 
 
 # ---- a default that cannot run ----

@@ -21,7 +21,7 @@ from tunefarm.config import Config
 from tunefarm.fleet.inline import InlineFleet
 from tunefarm.plan import Target
 from tunefarm.study import Status, StudyResult
-from tunefarm.trial import Failure, Outcome
+from tunefarm.trial import FINAL, Failure, Outcome
 
 # ---- deeds of candidates on the GPU ----
 
@@ -92,10 +92,36 @@ def test_every_fault_of_a_candidate_gets_its_outcome_and_costs_a_process_at_most
     assert result.num_measured == 5
     check_ledger(played)
     assert len(events(played.ledger, "failed")) == len(expected)
+    # What a process found before it died has its name, too.
+    assert all(e["measurement"]["worker"] for e in events(played.ledger, "measured"))
     processes = set((tmp_path / "roll").read_text().split())
     assert len(processes) <= 2 + len(STICKY), "one to begin with, one for the finals"
     assert played.dispatch.notices == []
-    assert time.monotonic() - began < 45
+    assert time.monotonic() - began < 120, "a lease alone is longer"
+
+
+@pytest.mark.parametrize(
+    ("deed", "outcome"),
+    [(partial(time.sleep, 60), Outcome.TIMEOUT), (os.abort, Outcome.CRASHED)],
+    ids=["hang", "crash"],
+)
+def test_a_finalist_that_harms_the_sitting_is_found_among_the_others(
+    tmp_path: Path, store: Path, deed: Callable[[], Any], outcome: Outcome
+) -> None:
+    """While they take turns nobody is blamed: each then sits alone, and the rest sit together again."""
+    experiment = write_experiment(tmp_path, space={**SPACE, "MARK": [0]}, devices=["sm_90"])
+    guilty = config(128, 0)  # the fastest
+    own = InlineFleet([GPU], num_builders=1)
+    fleet = Pretended(own, partial(measure_perilously, {(FINAL, guilty): deed}, tmp_path / "roll"))
+    try:
+        (result,) = play(experiment, fleet, store, targets=[Target(device=GPU, meter="gpu")]).results
+    finally:
+        own.close()
+    assert result.winner is not None
+    assert result.winner.config != guilty
+    assert [(bad, told) for bad, (told, _) in failures(result).items()] == [(guilty, outcome)]
+    # One measures, one dies with the finals, one of the guilty alone; a fresh one may follow each.
+    assert len(set((tmp_path / "roll").read_text().split())) <= 5
 
 
 # ---- the compiler ----

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import test_fleet
-from test_fleet import make_a_lambda, run, sleep_in_a_child
+from test_fleet import fail, make_a_lambda, run, sleep_in_a_child
 
-from tunefarm.errors import WorkerLost
-from tunefarm.fleet.parcel import execute
+from tunefarm.errors import InfrastructureError, WorkerLost
+from tunefarm.fleet.parcel import open_will
 from tunefarm.seams import Fleet
 from tunefarm.will import leave
 
@@ -29,6 +29,7 @@ class Notes:
     """A will that says what it was told, and how it came to be read."""
 
     done: tuple[int, ...]
+    sure: bool = True
 
     def execute(self, lost: WorkerLost) -> tuple[tuple[int, ...], str]:
         return self.done, lost.death
@@ -77,7 +78,9 @@ def test_what_a_job_has_said_outlives_its_process(
     """TF-003: with what its process died of, and its last words, wherever it ran."""
     with pytest.raises(WorkerLost, match=r"^build-0 .* while it held a job") as caught:
         run(fleet, partial(count_to, 3, then, patience_s))
-    assert execute(caught.value) == ((0, 1, 2), death)
+    will = open_will(caught.value)
+    assert will is not None
+    assert will.execute(caught.value) == ((0, 1, 2), death)
     assert words in caught.value.words
     assert "Extension modules" not in caught.value.words
     assert run(fleet, partial(count_to, 1, os.getpid)) == "done"
@@ -88,7 +91,8 @@ def test_a_process_killed_from_outside_has_no_death_of_its_own(fleet: Fleet) -> 
         with pytest.raises(WorkerLost) as caught:
             run(fleet, partial(count_to, 2, then))
         assert caught.value.death == ""
-        assert execute(caught.value) == ((0, 1), "")
+        assert caught.value.will
+        assert open_will(caught.value) is None
 
 
 def test_a_will_is_of_one_job_and_patience_too(fleet: Fleet) -> None:
@@ -106,3 +110,11 @@ def test_a_will_that_cannot_travel_is_the_jobs_failure(fleet: Fleet) -> None:
 
 def test_nobody_keeps_wills_here() -> None:
     assert count_to(2, os.getpid) == "done"
+
+
+def test_after_a_fault_of_the_machine_the_next_process_is_a_fresh_one(fleet: Fleet) -> None:
+    """It may be this process alone that cannot see its GPU, or has lost it."""
+    pid = run(fleet, os.getpid)
+    with pytest.raises(InfrastructureError, match="no GPU"):
+        run(fleet, partial(fail, InfrastructureError("no GPU")))
+    assert run(fleet, os.getpid) != pid

@@ -43,6 +43,7 @@ class Contest:
         incumbent: the config an earlier pack holds for this problem.
         best_ms: best median after each measured candidate, for people.
         tally: what it costs, and what the meter wants people to know.
+        finals: its end, once it is reached.
     """
 
     experiment: Experiment
@@ -52,6 +53,7 @@ class Contest:
     incumbent: Config | None = None
     best_ms: list[float] = field(default_factory=list)
     tally: Tally = field(init=False)
+    finals: Finals | None = None
     _built: dict[Config, Built] = field(default_factory=dict)
     _spent: str = ""
 
@@ -80,7 +82,8 @@ class Contest:
             search.form_buckets()
             return self._result(search, Status.NOT_MEASURED, _no_meter(planned, self._num_built))
         yield from self._explore(search)
-        winner = yield from self._finals(search).run_through()
+        self.finals = self._finals(search)
+        winner = yield from self.finals.run_through()
         if winner is None:
             reason = _failed_late(search.trials) or self._ended(search) or "no candidate could be measured"
             self.minutes.note("no_winner", status=Status.NO_WINNER.value, reason=reason)
@@ -116,7 +119,7 @@ class Contest:
         wanted = [n for n in numbers if trials[n].outcome is Outcome.OK and trials[n].build is None]
         unbuilt = [trials[n] for n in wanted if trials[n].config not in self._built]
         if missing := [trial.config for trial in unbuilt if not self._known(trial)]:
-            got = yield Want(builds=tuple(missing), essential=essential)
+            got = yield Want(builds=tuple(missing), call=self.planned.call, essential=essential)
             self._spent = got.spent
             for built in got.built:
                 self._built[built.config] = built
@@ -199,7 +202,8 @@ class Contest:
         # While the GPU measures, the CPUs compile what the search is likely to ask for next. A replay takes no time.
         idle = self.eager or self.planned.target.meter == "replay"
         ahead = () if idle else search.wants_builds(self.experiment.search.batch)
-        got = yield Want(questions=tuple(questions), ahead=tuple(search.trials[n].config for n in ahead))
+        ahead_of = tuple(search.trials[n].config for n in ahead)
+        got = yield Want(questions=tuple(questions), call=self.planned.call, ahead=ahead_of)
         self._spent = got.spent
         found: dict[Request, Answer] = {}
         lost: list[Request] = []

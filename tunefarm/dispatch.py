@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunefarm.errors import InfrastructureError, WorkerLost
-from tunefarm.fleet.parcel import execute
+from tunefarm.fleet.parcel import open_will
 from tunefarm.schedule.events import (
     Accept,
     Action,
@@ -87,6 +87,8 @@ class Dispatch:
         self._futures: dict[int, Future[Any]] = {}
         self._arrivals: queue.SimpleQueue[tuple[Start, Future[Any]]] = queue.SimpleQueue()
         self._done: list[Done] = []
+        # By job, what its last will left, until it has ended.
+        self._left: dict[str, Any] = {}
         self._gpus = {worker.name for worker in fleet.workers if worker.device is not None}
         self._held: dict[str, list[float]] = {}
         self.notices: list[str] = []
@@ -141,7 +143,10 @@ class Dispatch:
     def _lose(self, start: Start, error: InfrastructureError) -> None:
         died = isinstance(error, WorkerLost)
         # Killed from outside, a job is as good as any: it is done again, elsewhere if it can be.
-        told = isinstance(error, WorkerLost) and bool(error.will and error.death)
+        will = open_will(error) if isinstance(error, WorkerLost) else None
+        told = will is not None and will.sure
+        if will is not None and isinstance(error, WorkerLost):
+            self._left[start.job.id] = will.execute(error)
         if not told:
             self._futures.pop(start.attempt, None)
         self._tell(
@@ -166,11 +171,13 @@ class Dispatch:
                 future = self._futures.pop(attempt)
                 error = future.exception()
                 if isinstance(error, WorkerLost):
-                    self._end(Done(job=job_id, value=execute(error)))
+                    self._end(Done(job=job_id, value=self._left[job_id]))
                 elif error is None or isinstance(error, Exception):
                     self._end(Done(job=job_id, value=None if error else future.result(), error=error))
                 else:
                     raise error
+            case Condemn(job=job_id) if job_id in self._left:
+                self._end(Done(job=job_id, value=self._left[job_id]))
             case Condemn(job=job_id, reason=reason):
                 self._end(Done(job=job_id, condemned=reason))
             case GiveUp(job=job_id, reason=reason):
@@ -193,5 +200,6 @@ class Dispatch:
         future.add_done_callback(lambda done: self._arrivals.put((start, done)))
 
     def _end(self, done: Done) -> None:
+        self._left.pop(done.job, None)
         del self._calls[done.job]
         self._done.append(done)

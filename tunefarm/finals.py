@@ -9,11 +9,12 @@ from typing import TypeAlias
 
 from tunefarm.bench.meter import Answer, Candidate, Question, answer_from_json, answer_to_json
 from tunefarm.bench.worker import Built
+from tunefarm.config import Config
 from tunefarm.minutes import Minutes
 from tunefarm.plan import Call
 from tunefarm.search.search import StudySearch
 from tunefarm.tally import Tally
-from tunefarm.trial import FINAL, Failure, Outcome, Winner
+from tunefarm.trial import FAILURES, FINAL, Failure, Measurement, Outcome, Winner
 from tunefarm.wants import Got, Steps, Want, lost_answer
 
 Answering: TypeAlias = Generator[Want, Got, dict[int, Answer]]
@@ -53,7 +54,7 @@ class Finals:
             if known is not None and known["configs"] == configs:
                 self.tally.recall(known)
                 told = [answer_from_json(n, data) for n, data in zip(numbers, known["measurements"], strict=True)]
-                return self.search.crown({a.number: a.measurement or (a.outcome, a.why) for a in told})
+                return self._crowned(told)
             yield from self.build(numbers)
             if failed := (yield from self._check([n for n in numbers if n not in self._passed])):
                 for number, answer in sorted(failed.items()):
@@ -64,8 +65,35 @@ class Finals:
             self.minutes.note(
                 "finals", configs=configs, measurements=[answer_to_json(a) for a in told], **self.tally.memory
             )
-            return self.search.crown({a.number: a.measurement or (a.outcome, a.why) for a in told})
+            if (winner := self._crowned(told)) is not None:
+                return winner
         return None
+
+    def _crowned(self, told: Sequence[Answer]) -> Winner | None:
+        return self.search.crown({a.number: a.measurement or (a.outcome, a.why) for a in told})
+
+    def sit(self, configs: Sequence[Config], event: str) -> Generator[Want, Got, dict[Config, Measurement]]:
+        """A further sitting, of given candidates.
+
+        Args:
+            configs: who sits, as far as they are candidates and get the checks right.
+            event: under which it is recorded.
+
+        Returns:
+            Samples by config; those that are not fit are left out.
+        """
+        by_config = {trial.config: trial.number for trial in self.search.trials}
+        numbers = sorted(by_config[config] for config in configs if config in by_config)
+        yield from self.build(numbers)
+        numbers = [number for number in numbers if self.search.trials[number].outcome not in FAILURES]
+        failed = yield from self._check([number for number in numbers if number not in self._passed])
+        numbers = [number for number in numbers if number not in failed]
+        told = yield from self._hold(numbers)
+        self.minutes.note(
+            event, configs=[self.search.trials[a.number].config.key for a in told],
+            measurements=[answer_to_json(a) for a in told],
+        )  # fmt: skip
+        return {self.search.trials[a.number].config: a.measurement for a in told if a.measurement is not None}
 
     def _remembered(self, numbers: Sequence[int]) -> dict[int, tuple[Outcome, Failure]]:
         """Finalists of which the ledger says that they failed a check."""

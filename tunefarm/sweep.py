@@ -1,7 +1,7 @@
 """The sweep: the story of design from an experiment to its pack. It wires the chapters and decides nothing.
 
 plan       studies and candidates                       plan.py
-contests   build, explore, finals, crown: one a study   contest.py, over bench and search
+contests   build, explore, finals, crown: one a study   contest.py and finals.py, over bench and search; unify.py
 dispatch   who works on what                            dispatch.py, over schedule and fleet
 record     every step in the ledger; MLflow mirrors     record
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from tunefarm.bench.meter import Answers
 from tunefarm.builds import BUILD_S, BuildBoard
@@ -20,13 +20,14 @@ from tunefarm.dispatch import Dispatch, Done
 from tunefarm.errands import measure_job
 from tunefarm.errors import InfrastructureError
 from tunefarm.minutes import Minutes
-from tunefarm.plan import Call, PlannedStudy, located
+from tunefarm.plan import PlannedStudy, located
 from tunefarm.record.memo import Memo
 from tunefarm.record.tracking import Tracker
 from tunefarm.schedule.events import Job
 from tunefarm.seams import Ledger
 from tunefarm.spec.experiment import Resolved
 from tunefarm.study import StudyResult
+from tunefarm.unify import families, unify
 from tunefarm.wants import Got, Steps, Want
 
 EAGER_S = 45.0
@@ -59,11 +60,6 @@ class _Desk:
     waiting: set[str] = field(default_factory=set)
     answers: dict[str, Answers | str] = field(default_factory=dict)
     questions: tuple[str, ...] = ()
-
-    @property
-    def call(self) -> Call:
-        """What its wanted builds are for."""
-        return self.want.call or self.contest.planned.call
 
 
 class Sweep:
@@ -139,8 +135,30 @@ class Sweep:
             InfrastructureError: no worker could do what must be done.
         """
         self._watcher.began(self.contests, self._num_builds)
-        self._desks = [_Desk(contest=contest, steps=contest.run_through()) for contest in self.contests]
-        ended: dict[int, StudyResult] = {}
+        results: list[StudyResult] = self._play([(contest, contest.run_through()) for contest in self.contests])
+        if over := self._experiment.accept.one_config_over:
+            results = self._agree(results, over)
+        return results
+
+    def _agree(self, results: Sequence[StudyResult], over: tuple[str, ...]) -> list[StudyResult]:
+        """The results once studies that are to share one config do."""
+        by_contest = dict(zip(map(id, self.contests), results, strict=True))
+        groups = families(list(zip(self.contests, results, strict=True)), over)
+        agreed = self._play([(family[0][0], unify(family, over)) for family in groups])
+        for family, shared in zip(groups, agreed, strict=True):
+            by_contest |= {id(contest): result for (contest, _), result in zip(family, shared, strict=True)}
+        for contest in self.contests:
+            self._tell(contest, by_contest[id(contest)])
+        return [by_contest[id(contest)] for contest in self.contests]
+
+    def _tell(self, contest: Contest, result: StudyResult) -> None:
+        self._tracker.study(result, contest.best_ms)
+        self._watcher.ended(result)
+
+    def _play(self, parts: Sequence[tuple[Contest, Steps]]) -> list[Any]:
+        """Goes through all steps side by side; what they return, in order."""
+        self._desks = [_Desk(contest=contest, steps=steps) for contest, steps in parts]
+        ended: dict[int, Any] = {}
         for desk in self._desks:
             self._resume(desk, None, ended)
         self._open_finals(ended)
@@ -157,15 +175,15 @@ class Sweep:
             self._watcher.moved(self._board, self.contests)
         return [ended[id(desk)] for desk in self._desks]
 
-    def _resume(self, desk: _Desk, got: Got | None, ended: dict[int, StudyResult]) -> None:
+    def _resume(self, desk: _Desk, got: Got | None, ended: dict[int, Any]) -> None:
         """Lets a contest go on until it waits for somebody, or has ended."""
         while True:
             try:
                 desk.want = next(desk.steps) if got is None else desk.steps.send(got)
             except StopIteration as stop:
                 ended[id(desk)] = stop.value
-                self._tracker.study(stop.value, desk.contest.best_ms)
-                self._watcher.ended(stop.value)
+                if not self._experiment.accept.one_config_over:
+                    self._tell(desk.contest, stop.value)
                 return
             if desk.want.is_final and not self._in_finals:
                 self._parked.append(desk)
@@ -175,7 +193,7 @@ class Sweep:
                 return
             got = self._got(desk)
 
-    def _open_finals(self, ended: dict[int, StudyResult]) -> None:
+    def _open_finals(self, ended: dict[int, Any]) -> None:
         """Lets the finals begin once no study explores any more: they all are held in one fresh process a GPU."""
         if not self._parked or len(self._parked) + len(ended) < len(self._desks):
             return
@@ -212,7 +230,7 @@ class Sweep:
         self, desk: _Desk, config: Config, jobs: list[tuple[Job, Callable[[], object]]], *, priority: int
     ) -> str:
         """The id of the job that builds a config, submitted if it is new; empty if the build is there."""
-        slot = self._board.slot(desk.call, config)
+        slot = self._board.slot(desk.want.for_call, config)
         if self._board.find(slot, config) is not None:
             return ""
         job, call = self._board.job(slot, priority=priority)
@@ -249,7 +267,7 @@ class Sweep:
         return left
 
     def _got(self, desk: _Desk) -> Got:
-        found = [self._board.find(self._board.slot(desk.call, c), c) for c in desk.want.builds]
+        found = [self._board.find(self._board.slot(desk.want.for_call, c), c) for c in desk.want.builds]
         return Got(
             built=tuple(built for built in found if built is not None),
             answers=tuple(desk.answers[name] for name in desk.questions),

@@ -20,7 +20,7 @@ class Want:
 
     Attributes:
         builds: configs that must be compiled.
-        call: for which call; None for the study's own.
+        call: for which call they are; None where nothing is to be compiled.
         questions: to be measured.
         ahead: configs worth compiling meanwhile; nobody waits for them.
         essential: the builds are wanted though the budget is spent, as for finals.
@@ -31,6 +31,12 @@ class Want:
     questions: tuple[Question, ...] = ()
     ahead: tuple[Config, ...] = ()
     essential: bool = False
+
+    @property
+    def for_call(self) -> Call:
+        """The call of the builds."""
+        assert self.call is not None, "who wants builds says for which call"
+        return self.call
 
     @property
     def is_final(self) -> bool:

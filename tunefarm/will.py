@@ -22,6 +22,15 @@ from tunefarm.errors import WorkerLost
 class Will(Protocol):
     """How things stand in a job; picklable."""
 
+    @property
+    def sure(self) -> bool:
+        """Whether a process that dies now dies of what the will says.
+
+        If not, it may have been the machine: the job is done again, elsewhere if it can be, and the will holds when
+        it dies once more.
+        """
+        ...
+
     def execute(self, lost: WorkerLost) -> Any:
         """What the job brings back if its process ended like this."""
         ...

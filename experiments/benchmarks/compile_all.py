@@ -32,7 +32,7 @@ def compile_space(path: Path, arch: str, dispatch: Dispatch) -> tuple[int, int, 
     studies = plan(resolved, [Target(device=nominal(arch))])
     with tempfile.TemporaryDirectory() as folder:
         board = BuildBoard(resolved, BuildStore(Path(folder)))
-        slots = [(study, config, board.slot(study, config)) for study in studies for config in study.candidates]
+        slots = [(study, config, board.slot(study.call, config)) for study in studies for config in study.candidates]
         missing = {slot.key: slot for _, config, slot in slots if board.find(slot, config) is None}
         dispatch.submit(board.job(slot) for slot in missing.values())
         while board.num_compiled < len(missing):

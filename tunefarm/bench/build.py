@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ def compile_launch(launch: Launch, target: int) -> tuple[Build, Artifact] | tupl
     except OSError as e:  # Triton wraps what the kernel's own compile-time Python raises.
         raise InfrastructureError(f"cannot compile here: {type(e).__name__}: {e}") from None
     except (Exception, SystemExit, KeyboardInterrupt) as e:
-        return _failure(e)
+        return _failure(e, [name for name, fact in launch.facts.items() if fact == "one"])
     seconds = time.perf_counter() - started
     binary = hashlib.sha256(cubin).hexdigest()
     facts = json.loads(metadata)
@@ -137,7 +137,8 @@ def _private_cache() -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _failure(error: BaseException) -> tuple[Outcome, Failure]:
+def _failure(error: BaseException, ones: Sequence[str]) -> tuple[Outcome, Failure]:
+    """How a compilation failed; `ones` are the arguments that are constants of the kernel because they equal 1."""
     from triton.compiler.errors import CompilationError
 
     kind = type(error).__name__
@@ -148,8 +149,12 @@ def _failure(error: BaseException) -> tuple[Outcome, Failure]:
         message = _assembler_says(text)
     else:
         message = next(line.strip() for line in text.splitlines() if line.strip())
+    # The same kernel compiles for other values, so whoever reads this looks for the cause in vain.
+    named = [name for name in ones if re.search(rf"\b{re.escape(name)}\b", message)]
+    hint = "".join(f" (argument {name} == 1 is specialised: a plain number in the kernel)" for name in named)
+    message = message[: MAX_MESSAGE - len(hint)] + hint
     outcome = Outcome.OUT_OF_RESOURCES if kind == "OutOfResources" else Outcome.COMPILE_ERROR
-    return outcome, Failure(stage="build", kind=kind, message=message[:MAX_MESSAGE], detail=text[:4000])
+    return outcome, Failure(stage="build", kind=kind, message=message, detail=text[:4000])
 
 
 def _compiler_says(error: Any) -> tuple[str, str]:

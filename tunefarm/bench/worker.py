@@ -17,7 +17,7 @@ from typing import Any
 
 from tunefarm.bench import telemetry
 from tunefarm.bench.build import Artifact, build_key, compile_launch
-from tunefarm.bench.faults import Pace, Poisoned, failed, obituary
+from tunefarm.bench.faults import CEILING_S, Pace, Poisoned, failed, obituary
 from tunefarm.bench.gpu import GpuMeter
 from tunefarm.bench.launch import learn
 from tunefarm.bench.legality import unfit
@@ -90,6 +90,7 @@ class _Unbuilt:
     built: tuple[Built, ...]
     config: Config
     patience_s: float
+    sure: bool = True
 
     def execute(self, lost: WorkerLost) -> tuple[Built, ...]:
         """The config is to blame."""
@@ -143,6 +144,7 @@ class _Unmeasured:
     answers: Answers
     at: int | None
     patience_s: float
+    sure: bool = True
 
     def execute(self, lost: WorkerLost) -> Answers | str:
         """The candidate is to blame; where there were several, nobody is, and each is to be tried by itself."""
@@ -151,6 +153,20 @@ class _Unmeasured:
         outcome = Outcome.TIMEOUT if lost.death == "hung" else Outcome.CRASHED
         guilty = Answer(number=self.at, outcome=outcome, failure=obituary(lost, "launch", self.patience_s))
         return dataclasses.replace(self.answers, answers=(*self.answers.answers, guilty))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unprepared:
+    """The will of a measuring job before its first candidate."""
+
+    numbers: tuple[int, ...]
+    sure: bool = False  # A broken GPU shows when it is first used.
+
+    def execute(self, lost: WorkerLost) -> Answers:
+        """The problem is to blame, by its inputs or its reference."""
+        outcome = Outcome.TIMEOUT if lost.death == "hung" else Outcome.CRASHED
+        failure = obituary(lost, PREPARE, CEILING_S)
+        return Answers(answers=tuple(Answer(number=n, outcome=outcome, failure=failure) for n in self.numbers))
 
 
 def measure(question: Question) -> Answers | Retire:
@@ -248,6 +264,8 @@ class _Sitting:
     def prepare(self) -> None:
         """Makes the meter ready for the problem."""
         global _started
+        if not self._question.landscape:
+            leave(_Unprepared(numbers=tuple(self.left)), CEILING_S)
         self._meter.prepare(self._question)
         if not _started:
             # The first problem's preparation loads CUDA libraries; it is start-up, not measuring.
@@ -283,7 +301,11 @@ class _Sitting:
         if not self._question.landscape:  # A replay does nothing that one could die of.
             num_samples = max(self._question.num_samples, self._question.max_samples)
             patience_s = pace.patience_s(NUM_WARMUP + num_samples + 1) * (len(left) if several else 1)
-            leave(_Unmeasured(answers=self.so_far(), at=at, patience_s=patience_s), patience_s)
+            answers = _signed(self.so_far(), FrozenMap())
+            if several:  # Times of a sitting that did not end are worth nothing.
+                failures = tuple(answer for answer in answers.answers if answer.measurement is None)
+                answers = dataclasses.replace(answers, answers=failures)
+            leave(_Unmeasured(answers=answers, at=at, patience_s=patience_s), patience_s)
         return at
 
 

@@ -48,10 +48,9 @@ class Word:
         return cls(will=pickle.dumps(will), patience_s=patience_s)
 
 
-def execute(lost: WorkerLost) -> Any:
-    """What a lost job leaves behind by its will."""
-    will: Will = pickle.loads(lost.will)
-    return will.execute(lost)
+def open_will(lost: WorkerLost) -> Will | None:
+    """The will of a job whose process died by its own doing; None if it left none, or was killed from outside."""
+    return pickle.loads(lost.will) if lost.will and lost.death else None
 
 
 def pack(job: Callable[[], Any]) -> bytes:

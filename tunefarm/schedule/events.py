@@ -100,8 +100,8 @@ class Lost:
     Attributes:
         died: the worker's process died of it, rather than that some service failed.
         reason: for people.
-        told: the job has left word of what it was at: that is taken for what it brings back, and one process is all
-            that it costs.
+        told: the job has left word of what it would die of: that is taken for what it brings back. One process is all
+            that it costs, and nothing of it is held against the worker.
     """
 
     job: str

@@ -174,12 +174,12 @@ def _lose(state: State, life: Life, loss: Loss, actions: list[Action], *, told: 
     """Takes a job off its worker, and sees that both go on."""
     attempt = life.attempt
     member = state.release(life)
-    member.lost.add(life.job.id)
-    if told:
+    if told:  # The job says that it was not the worker's fault.
         answer = Late if life.withdrawn else Accept
         actions.append(answer(job=life.job.id, attempt=attempt))
         del state.lives[life.job.id]
     else:
+        member.lost.add(life.job.id)
         _retry(state, life, loss, actions)
     others = all(state.roster.size(lane) > 1 for lane in member.lanes)
     # The last one there is goes on: a lost job is dear, but without any worker all jobs are lost.

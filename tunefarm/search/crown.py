@@ -48,19 +48,41 @@ def crown(
     tied = {fastest, *(i for i in rest if not is_better(samples[fastest], samples[i], seed=seed))}
     near = {i for i in range(len(field)) if i == fastest or medians[i] < medians[fastest] * (1.0 + min_gain)}
     champion, reason = _choose(configs, tied, near, default, incumbent)
-    rivals = [i for i in range(len(field)) if i != champion]
-    runner_up = min(rivals, key=lambda i: float(medians[i])) if rivals else None
+    return evidence(configs, samples, champion, default, reason, seed)
+
+
+def evidence(
+    configs: Sequence[Config],
+    samples: Sequence[Sequence[float]],
+    champion: int,
+    default: Config | None,
+    reason: str,
+    seed: int = 0,
+) -> Winner:
+    """The winner of a sitting with what it showed.
+
+    Args:
+        configs: that sat.
+        samples: in ms, one a round, of each.
+        champion: index of the winner.
+        default: the config used without tuning, whether or not it sat.
+        reason: why it won, for people.
+        seed: of the bootstrap.
+    """
+    medians = [float(np.median(s)) for s in samples]
+    rivals = [i for i in range(len(configs)) if i != champion]
+    runner_up = min(rivals, key=lambda i: medians[i]) if rivals else None
     against = configs.index(default) if default in configs else None
     return Winner(
         config=configs[champion],
-        median_ms=float(medians[champion]),
+        median_ms=medians[champion],
         interval_ms=median_interval(samples[champion]),
         default=default,
-        default_ms=None if against is None else float(medians[against]),
-        gain=None if against is None else float(medians[against] / medians[champion]),
+        default_ms=None if against is None else medians[against],
+        gain=None if against is None else medians[against] / medians[champion],
         gain_interval=None if against is None else ratio_interval(samples[against], samples[champion], 0.95, seed),
         runner_up=None if runner_up is None else configs[runner_up],
-        margin=None if runner_up is None else float(medians[runner_up] / medians[champion] - 1.0),
+        margin=None if runner_up is None else medians[runner_up] / medians[champion] - 1.0,
         reason=reason,
     )
 

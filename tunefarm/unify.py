@@ -1,0 +1,101 @@
+"""One config for several problems: what a batch-invariant job asks for, and what it costs.
+
+Studies that differ only in the variables named by `accept.one_config_over` share their winner. The winners of all,
+their runners-up and the default sit once more in every study; the config that is right everywhere and loses least
+against each study's own best, in the geometric mean, is taken for all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Collection, Generator, Mapping, Sequence
+from typing import TypeAlias
+
+from tunefarm.config import Config, Value
+from tunefarm.contest import Contest
+from tunefarm.frozen import FrozenMap
+from tunefarm.search.crown import evidence
+from tunefarm.study import Status, StudyResult
+from tunefarm.trial import to_json
+from tunefarm.wants import Got, Want
+
+Member: TypeAlias = tuple[Contest, StudyResult]
+
+
+def families(members: Sequence[Member], over: Collection[str]) -> list[list[Member]]:
+    """Studies that are to share one config: equal in all variables but those named, on one device.
+
+    Args:
+        members: contests with their results; those without a winner belong nowhere.
+        over: names of variables.
+
+    Returns:
+        Families of two and more.
+    """
+    found: dict[tuple[str, FrozenMap[Value]], list[Member]] = {}
+    for contest, result in members:
+        if result.winner is not None:
+            variables = FrozenMap((k, v) for k, v in result.study.variables.items() if k not in over)
+            found.setdefault((result.study.device.key, variables), []).append((contest, result))
+    return [family for family in found.values() if len(family) > 1]
+
+
+def unify(family: Sequence[Member], over: Sequence[str]) -> Generator[Want, Got, list[StudyResult]]:
+    """Lets a family agree on one config.
+
+    Returns:
+        The results of its members, with the shared winner; without one where none is right for all.
+    """
+    default = family[0][0].planned.default
+    winners = [result.winner for _, result in family if result.winner is not None]
+    pool = [config for winner in winners for config in (winner.config, winner.runner_up) if config is not None]
+    sittings = []
+    for contest, _ in family:
+        assert contest.finals is not None
+        sat = yield from contest.finals.sit([*dict.fromkeys([*pool, *([default] if default else [])])], "unified")
+        sittings.append({config: measurement.samples_ms for config, measurement in sat.items()})
+    costs = [_costs(sat) for sat in sittings]
+    shared = [config for config in costs[0] if all(config in others for others in costs)]
+    if not shared:
+        return [_without(member, over) for member in family]
+    mean = {config: math.prod(1 + others[config] for others in costs) ** (1 / len(costs)) for config in shared}
+    chosen = min(shared, key=lambda config: (mean[config], config.key))
+    min_gain = family[0][0].experiment.accept.min_gain
+    if default in mean and mean[default] <= mean[chosen] * (1 + min_gain):
+        chosen = default
+    return [
+        _with(member, sat, chosen, cost[chosen], over)
+        for member, sat, cost in zip(family, sittings, costs, strict=True)
+    ]
+
+
+def _costs(sat: Mapping[Config, Sequence[float]]) -> dict[Config, float]:
+    """By config, the share by which it is slower than the study's own best in the same sitting."""
+    if not sat:
+        return {}
+    medians = {config: statistics.median(samples) for config, samples in sat.items()}
+    best = min(medians.values())
+    return {config: found / best - 1 for config, found in medians.items()}
+
+
+def _with(
+    member: Member, sat: Mapping[Config, Sequence[float]], chosen: Config, cost: float, over: Sequence[str]
+) -> StudyResult:
+    contest, result = member
+    configs = list(sat)
+    reason = f"one config over {', '.join(over)}: {cost:.1%} behind its own best"
+    winner = evidence(
+        configs, [sat[config] for config in configs], configs.index(chosen), contest.planned.default, reason,
+        contest.experiment.search.seed,
+    )  # fmt: skip
+    contest.minutes.note("winner", winner=to_json(winner))
+    return dataclasses.replace(result, winner=winner, reason=reason)
+
+
+def _without(member: Member, over: Sequence[str]) -> StudyResult:
+    contest, result = member
+    reason = f"no config is right for all values of {', '.join(over)}"
+    contest.minutes.note("no_winner", status=Status.NO_WINNER.value, reason=reason)
+    return dataclasses.replace(result, status=Status.NO_WINNER, winner=None, reason=reason)
