@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tunefarm
 from tunefarm.config import Config
+from tunefarm.device import nominal
 from tunefarm.errors import MissError, UserError
 from tunefarm.frozen import FrozenMap
+from tunefarm.runtime import binding
 from tunefarm.runtime.activation import activate, deactivate, install, report
 
 
@@ -342,3 +345,45 @@ def test_arguments_are_prepared_for_the_config_that_is_launched() -> None:
         print(*(miss.reason for miss in tunefarm.report().misses))
     """
     assert interpreted(script) == ["64", "16", "64", "64", "its config failed here"]
+
+
+# ---- several GPUs ----
+
+
+class There:
+    """A tensor on a GPU that this machine has not."""
+
+    dtype = torch.float32
+
+    def __init__(self, index: int) -> None:
+        self.device = torch.device("cuda", index)
+
+    def data_ptr(self) -> int:
+        return 4096
+
+
+def test_tf_103_a_call_belongs_to_the_gpu_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other GPU's capability finds the row, and it is the current one while the kernel is launched."""
+    devices = [nominal("sm_80"), SM_90]
+    made_current: list[int] = []
+    launched: list[tuple[int, int]] = []
+
+    @contextmanager
+    def device(index: int) -> Iterator[None]:
+        made_current.append(index)
+        yield
+        made_current.pop()
+
+    def run(*_: Any, **passed: Any) -> None:
+        launched.append((passed["BLOCK"], made_current[-1] if made_current else 0))
+
+    monkeypatch.setattr(binding, "live_device", devices.__getitem__)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(own.fn, "run", run)
+    activate(make_pack(own, make_row(256, block(128))))
+    for index in (0, 1, 1, 0):
+        own[(1,)](There(index), There(index), 256)
+    default = CONFIGS[0].all_kwargs()["BLOCK"]
+    assert launched == [(default, 0), (128, 1), (128, 1), (default, 0)]
+    assert made_current == []

@@ -331,3 +331,15 @@ def test_the_live_device_is_the_one_that_sweeps_record() -> None:
 
     assert live_device(0).key == recorded(0).key
     assert live_device(0).bandwidth_gbps == recorded(0).bandwidth_gbps
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_tf_103_tensors_on_another_gpu_than_the_current_one() -> None:
+    tunefarm.activate(make_pack(own_kernel))
+    model = model_of(own_kernel)
+    for index in (1, 0):
+        x = torch.randn(ROWS, 1024, device=f"cuda:{index}")
+        y, used = model(x)
+        assert used.tolist() == list(expected(1024))
+        torch.testing.assert_close(y, (torch.relu(x) * 3 + 1) * 0.5)
+    assert torch.cuda.current_device() == 0

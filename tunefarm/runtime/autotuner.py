@@ -15,8 +15,8 @@ from typing import Any
 from tunefarm.config import Config
 from tunefarm.errors import UserError
 from tunefarm.runtime.active import ACTIVE
-from tunefarm.runtime.binding import Binding
-from tunefarm.runtime.kernels import triton_config
+from tunefarm.runtime.binding import Binding, Choice
+from tunefarm.runtime.kernels import current, triton_config
 
 
 def autotune(
@@ -114,6 +114,10 @@ def _obedient(stock: type) -> type:
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         binding = of(self)
         choice = binding.choose(args, kwargs)
+        with current(choice.index):
+            return obey(self, binding, choice, args, kwargs)
+
+    def obey(self: Any, binding: Binding, choice: Choice, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if choice.config is None:
             return _fall_back(self, binding, args, kwargs)
         if choice.offer is None or choice.proven:
@@ -131,11 +135,13 @@ def _obedient(stock: type) -> type:
 
     def warmup(self: Any, *args: Any, **kwargs: Any) -> Any:
         binding = of(self)
-        config = binding.choose(args, kwargs).config
-        if config is None and binding.tunes_itself:
-            return binding.stock.warmup(*args, **kwargs)
-        config = config or binding.fall_back_config(args, kwargs)
-        return [self.fn.warmup(*args, **kwargs, **config.all_kwargs())]
+        choice = binding.choose(args, kwargs)
+        config = choice.config
+        with current(choice.index):
+            if config is None and binding.tunes_itself:
+                return binding.stock.warmup(*args, **kwargs)
+            config = config or binding.fall_back_config(args, kwargs)
+            return [self.fn.warmup(*args, **kwargs, **config.all_kwargs())]
 
     def config_for(self: Any, *args: Any, **kwargs: Any) -> Config:
         """The config that a launch with these arguments would use, for arguments whose content depends on it."""

@@ -40,12 +40,14 @@ class Choice:
         config: the `triton.Config` to launch, or None to fall back.
         offer: the row it comes from, if one does.
         tally: counts its uses.
+        index: the GPU that holds the call's tensors; None where there is none, or no row looks at tensors.
         proven: it has been launched.
     """
 
     config: Any
     offer: Offer | None
     tally: Tally
+    index: int | None = None
     proven: bool = False
 
 
@@ -196,10 +198,10 @@ class Binding:
         offer = find(listed.offers, problem, self.signature.specialised)
         if offer is not None and offer.row not in self._bad:
             tally = ACTIVE.hits.setdefault((self.signature.name, offer), Tally())
-            return Choice(self._all_configs[self._positions[offer.row.config]], offer, tally)
+            return Choice(self._all_configs[self._positions[offer.row.config]], offer, tally, index)
         tally = self._miss(problem, listed, "its config failed here" if offer is not None else "")
         plain = self.stock.early_config_prune is None and not self.tunes_itself
-        return Choice(self.stock.configs[0] if plain else None, None, tally)
+        return Choice(self.stock.configs[0] if plain else None, None, tally, index)
 
     def _miss(self, problem: Problem, listed: Shortlist, reason: str) -> Tally:
         terms = ACTIVE.terms

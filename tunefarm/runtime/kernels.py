@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ _SPELLING = {
     "float8_e4m3fn": "fp8e4nv", "float8_e4m3fnuz": "fp8e4b8", "float8_e5m2": "fp8e5", "float8_e5m2fnuz": "fp8e5b16",
     **{f"int{n}": f"i{n}" for n in (8, 16, 32, 64)}, **{f"uint{n}": f"u{n}" for n in (8, 16, 32, 64)},
 }  # fmt: skip
+
+_UNCHANGED: AbstractContextManager[Any] = nullcontext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +124,19 @@ def plain_config(config: Any, signature: Signature) -> Config:
         params=FrozenMap((name, value) for name, value in flat.items() if name in signature.arguments),
         options=FrozenMap((name, value) for name, value in flat.items() if name not in signature.arguments),
     )
+
+
+def current(index: int | None) -> AbstractContextManager[Any]:
+    """Makes a GPU the current one, on which Triton launches, as long as the context lasts.
+
+    Args:
+        index: its number; None leaves things as they are.
+    """
+    if index is None:
+        return _UNCHANGED
+    import torch
+
+    return _UNCHANGED if torch.cuda.current_device() == index else torch.cuda.device(index)
 
 
 @functools.cache
