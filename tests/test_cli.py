@@ -68,6 +68,15 @@ def test_every_label_of_a_replay_says_so(swept: tuple[Path, str, str]) -> None:
     assert pack.tables[0].provenance.toolchain == farm.TOOLCHAIN
 
 
+def test_outputs_that_nothing_checks_are_recorded_as_such(swept: tuple[Path, str, str], store: Path) -> None:
+    """TF-034: the workload has no reference. The pack says so, MLflow says so, and so does who shows the pack."""
+    folder, _, _ = swept
+    assert [value for _, value in tags(folder / "mlflow.db", "tunefarm.checked")] == ["no"]
+    assert not load_pack(folder / "packs/fill.json").tables[0].provenance.checked
+    shown = tunefarm("pack", "show", "packs/fill.json", folder=folder, store=store)
+    assert "outputs not checked: the workload has no reference" in shown.stdout, shown.stderr
+
+
 def test_a_device_without_times_is_compiled_for_and_nothing_more(swept: tuple[Path, str, str]) -> None:
     folder, out, err = swept
     assert "NOT MEASURED: sm_80" in out

@@ -148,7 +148,7 @@ def test_measured_and_replayed_do_not_mix(tmp_path: Path) -> None:
         make_pack(replace(measured, source=""))
 
 
-def test_one_table_has_one_toolchain_and_timer() -> None:
+def test_tf_048_one_table_has_one_toolchain_and_timer() -> None:
     for change in ({"toolchain": FrozenMap(triton="3.7.1")}, {"timer": "graph"}):
         with pytest.raises(UserError, match=f"differ in {next(iter(change))}"):
             make_pack(make_result(make_problem(512)), make_result(make_problem(1024), **change))
@@ -220,3 +220,11 @@ def test_a_damaged_pack_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(PackError, match=r"pack\.json"):
         write_export(path, make_pack(make_result(make_problem(512))))
     assert path.read_text() == "{"
+
+
+def test_tf_048_rows_of_another_timer_stay_in_a_table_of_their_own() -> None:
+    """They are never merged, and the problem that was timed anew has the new row alone."""
+    old = make_pack(*(make_result(make_problem(n)) for n in (256, 512)))
+    merged = update(old, make_pack(make_result(make_problem(512), timer="graph")))
+    rows = {t.provenance.timer: [row.measured_at["n"] for row in t.rows] for t in merged.tables}
+    assert rows == {"cold": [256], "graph": [512]}

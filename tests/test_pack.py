@@ -63,6 +63,16 @@ def test_round_trip(tmp_path: Path, pack: Pack) -> None:
     assert dumps(again) == text
 
 
+def test_tf_034_a_pack_says_where_outputs_were_not_checked(tmp_path: Path, pack: Pack) -> None:
+    assert '"checked"' not in dumps(pack)
+    blind = replace(pack.tables[0], provenance=replace(PROVENANCE, checked=False))
+    text = dumps(seal(Pack(tables=(blind, pack.tables[1]))))
+    again = load_pack(written(tmp_path, text))
+    assert sorted(table.provenance.checked for table in again.tables) == [False, True]
+    with pytest.raises(PackError, match=r"provenance\.checked: is neither true nor false"):
+        load_pack(written(tmp_path, text.replace('"checked": false', '"checked": "no"')))
+
+
 def test_tf_069_values_keep_their_types(tmp_path: Path) -> None:
     values = {"A": 1, "B": 1.0, "C": True, "D": None, "E": "1", "F": False, "G": 0, "H": 1e-6, "I": -3}
     row = make_row(16, 8, 32, **values)

@@ -29,6 +29,7 @@ def export(
     tunefarm: str,
     ranges: Collection[str] = (),
     backend_options: Mapping[str, Value] | None = None,
+    checked: bool = True,
 ) -> Pack:
     """A sealed pack of the winners.
 
@@ -42,6 +43,7 @@ def export(
         tunefarm: this release.
         ranges: dims that may range; all others are exact.
         backend_options: compiler options, other than those of the configs, under which everything was built.
+        checked: outputs were compared with a reference's.
 
     Raises:
         UserError: no study has a winner; measured and replayed results are mixed; results of one device come from
@@ -68,7 +70,7 @@ def export(
         )
         provenance = Provenance(
             sweep=sweep, experiment=experiment, toolchain=toolchain, source=source, tunefarm=tunefarm, created=created,
-            timer=_only("timer", group, [r.timer for r in group]),
+            timer=_only("timer", group, [r.timer for r in group]), checked=checked,
         )  # fmt: skip
         return Table(
             kernel=kernel, source_hash=source_hash, device=device, key_parts=key_parts, provenance=provenance,
@@ -226,8 +228,8 @@ def update(old: Pack, new: Pack) -> Pack:
 
 
 def _conditions(table: Table) -> tuple[Any, ...]:
-    # A table says once under what its rows were timed: a row kept from another toolchain stays in a table of its own.
-    return table.provenance.toolchain, table.provenance.timer
+    # A table says once how its rows were timed and checked: one kept from another toolchain stays in its own table.
+    return table.provenance.toolchain, table.provenance.timer, table.provenance.checked
 
 
 def _merge(old: Table, new: Table) -> Table:

@@ -107,6 +107,7 @@ class Provenance:
         source: `measured` or `replayed`.
         tunefarm: the release that wrote them.
         created: ISO date.
+        checked: the winners' outputs were compared with a reference's. A pack says so only where they were not.
     """
 
     sweep: str
@@ -116,6 +117,7 @@ class Provenance:
     source: str
     tunefarm: str
     created: str
+    checked: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +212,8 @@ def _table_head(table: Table) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Config | Device):
         return value.to_json()
+    if isinstance(value, Provenance) and value.checked:
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.name != "checked"}
     if isinstance(value, Row | Match | Provenance):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
@@ -310,8 +314,11 @@ def _read_table(read: _Reader, data: Any, at: str) -> Table:
     place = f"{at}.provenance"
     names = ("sweep", "experiment", "timer", "source", "tunefarm", "created")
     provenance = Provenance(
-        toolchain=read.strings(origin, "toolchain", place), **{n: read.get(origin, n, str, place) for n in names}
-    )
+        toolchain=read.strings(origin, "toolchain", place), checked=origin.get("checked", True),
+        **{n: read.get(origin, n, str, place) for n in names},
+    )  # fmt: skip
+    if not isinstance(provenance.checked, bool):
+        raise read.error(f"{place}.checked", "is neither true nor false")
     if provenance.source not in SOURCES:
         raise read.error(f"{place}.source", f"is {provenance.source!r}, not one of {', '.join(SOURCES)}")
     key_parts = read.get(data, "key_parts", dict, at)

@@ -48,12 +48,13 @@ def _count(number: int, what: str) -> str:
 def _heading(table: Table) -> list[str]:
     origin, device = table.provenance, table.device
     replayed = " -- REPLAYED from a landscape, not measured by this sweep" if origin.source == "replayed" else ""
+    unchecked = "" if origin.checked else ", outputs not checked: the workload has no reference"
     tools = ", ".join(f"{name} {version}" for name, version in sorted(origin.toolchain.items()))
     return [
         "",
         f"{table.kernel} on {device.name} ({device.arch}, {device.num_sms} SMs){replayed}",
         f"  source {table.source_hash[:12]}  key {table.key[:12]}  timer {origin.timer}  {tools}",
-        f"  sweep {origin.sweep} of {origin.created}, tunefarm {origin.tunefarm}",
+        f"  sweep {origin.sweep} of {origin.created}, tunefarm {origin.tunefarm}{unchecked}",
     ]
 
 

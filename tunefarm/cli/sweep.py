@@ -192,7 +192,7 @@ def _compete(
         Origin(
             workload=spec.tracking.experiment or resolved.workload.name, experiment=spec.name,
             sweep_id=ledger.sweep_id, digest=spec.digest, command=" ".join(["tunefarm", *sys.argv[1:]]),
-            toolchain=toolchain(),
+            toolchain=toolchain(), checked=resolved.workload.reference is not None,
         ),
     )  # fmt: skip
     tracker.start()
@@ -280,6 +280,7 @@ def _export(resolved: Resolved, results: Sequence[StudyResult], ledger: FileLedg
         won, kernel=resolved.workload.signature.kernel,
         source_hash=source_hash(resolved.workload.kernel), sweep=spec.name, experiment=spec.digest,
         created=datetime.date.today().isoformat(), tunefarm=__version__, ranges=resolved.workload.ranges,
+        checked=resolved.workload.reference is not None,
     )  # fmt: skip
     written = write_export(Path(spec.export), pack)
     rows = sum(len(table.rows) for table in written.tables)

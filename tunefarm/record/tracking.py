@@ -47,6 +47,7 @@ class Origin:
         digest: of the experiment.
         command: how the sweep was called.
         toolchain: versions in the driver's process.
+        checked: outputs are compared with a reference's.
     """
 
     workload: str
@@ -55,6 +56,7 @@ class Origin:
     digest: str = ""
     command: str = ""
     toolchain: FrozenMap[str] = field(default_factory=FrozenMap)
+    checked: bool = True
 
 
 class Tracker(Protocol):
@@ -268,6 +270,7 @@ class _Mirror:
             "tunefarm.experiment": origin.experiment,
             "tunefarm.digest": origin.digest,
             "tunefarm.command": origin.command,
+            "tunefarm.checked": "yes" if origin.checked else "no",
             **{f"tunefarm.toolchain.{name}": version for name, version in origin.toolchain.items()},
             "mlflow.source.name": "tunefarm",
             "mlflow.source.type": "JOB",
