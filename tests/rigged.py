@@ -90,7 +90,7 @@ def answer_smoothly(question: Question, spare: bool = False) -> Any:
             return Retire(Answers(answers=tuple(answers), toolchain=TOOLCHAIN))
         time_ms = smooth(candidate.config, question.variables)
         measurement = Measurement(
-            samples_ms=(time_ms,) * question.num_samples, warmup_ms=(1.0,), timer="cold", rung=question.rung,
+            samples_ms=(time_ms,) * question.num_samples, warmup_ms=(1.0,), timer=question.timer, rung=question.rung,
             source="measured",
         )  # fmt: skip
         answers.append(Answer(number=candidate.number, measurement=measurement))
@@ -148,8 +148,8 @@ class Perilous:
                 continue
             time_ms = smooth(candidate.config, question.variables)
             measurement = Measurement(
-                samples_ms=(time_ms,) * question.num_samples, warmup_ms=(1.0,), timer="cold", rung=question.rung,
-                source="measured",
+                samples_ms=(time_ms,) * question.num_samples, warmup_ms=(1.0,), timer=question.timer,
+                rung=question.rung, source="measured",
             )  # fmt: skip
             yield Answer(number=candidate.number, measurement=measurement)
 

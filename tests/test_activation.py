@@ -75,6 +75,27 @@ def test_import_and_activation_load_the_standard_library_only(tmp_path: Path) ->
     assert "GUESTS []" in out
 
 
+def test_tf_047_two_processes_choose_alike_without_a_word_between_them(tmp_path: Path) -> None:
+    """And can tell by the digest that they do, before the first launch."""
+    path = tmp_path / "pack.json"
+    path.write_text(dumps(make_pack(own, *LADDER)))
+    script = f"""
+        import sys
+        sys.path.insert(0, {str(ROOT / "tests")!r})
+        import torch, tunefarm
+        from runtime_kernels import SM_90, own
+        pack = tunefarm.activate({str(path)!r}, device=SM_90)
+        for n in (1, 129, 256, 257, 512, 1000, 1024, 2048, 4096):
+            x = torch.zeros(n)
+            print(n, own.config_for(x, x, n))
+        print("digest", pack.digest)
+    """
+    first, second = run(script), run(script)
+    assert first == second
+    assert "256 BLOCK=128" in first
+    assert f"digest {make_pack(own, *LADDER).digest}" in first
+
+
 def test_a_pack_that_was_never_used_is_mentioned_at_exit(tmp_path: Path) -> None:
     path = tmp_path / "pack.json"
     path.write_text(dumps(make_pack(own, *LADDER)))

@@ -36,6 +36,7 @@ def test_the_fastest_wins_with_its_evidence():
 
 
 def test_a_tie_keeps_the_default_then_the_incumbent_then_the_simpler():
+    """TF-050: a stated rule, not whoever was lucky."""
     finalists = [(c, samples(1.0 + 0.001 * i, noise=0.03, seed=i)) for i, c in enumerate((FAST, SLOW, SIMPLE))]
     assert judge(finalists, default=SLOW, incumbent=FAST).config == SLOW
     assert judge(finalists, default=SLOW, incumbent=FAST).reason == "tie: default kept"

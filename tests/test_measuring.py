@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from farm import GPU, KERNEL, measured, write_experiment, write_landscape
+from farm import GPU, KERNEL, events, measured, write_experiment, write_landscape
 from rigged import DEADLY, Pretended, answer_smoothly
 
 from tunefarm import landscape
@@ -147,3 +147,23 @@ def test_record_on_another_gpu(tmp_path: Path, command: Command, capsys: pytest.
         "error: experiment.yaml:1: devices: none of them is here, but Test GPU (sm_90) (name the arch of a GPU here)"
     )
     assert not Path("x.json.gz").exists()
+
+
+def test_times_of_another_timer_are_not_gone_on_with(
+    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TF-048: neither in the ledger, nor in the pack, nor in a replay; each time says how it was taken."""
+    write_experiment(tmp_path, export="fill.json")
+    assert command(*SWEEP) == 0
+    ledger = Path(json.loads(capsys.readouterr().out)["ledger"])
+    cold = measured(ledger)
+    write_landscape(write_experiment(tmp_path, export="fill.json", timer="graph"))
+    assert command(*SWEEP) == 0
+    assert measured(ledger)[len(cold) :] == cold
+    timers = [event["measurement"]["timer"] for event in events(ledger, "measured")]
+    assert timers == ["cold"] * len(cold) + ["graph"] * len(cold)
+    assert [table.provenance.timer for table in load_pack("fill.json").tables] == ["graph"]
+    capsys.readouterr()
+    Path("fill.json").unlink()
+    assert command(*SWEEP, "--meter", "replay") == 2
+    assert "was recorded with the cold timer, the experiment asks for graph" in capsys.readouterr().err

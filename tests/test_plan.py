@@ -255,3 +255,15 @@ def fill_kernel"""
     assert dict(study.removed) == {"early_config_prune of the kernel": 2}
     assert study.default is not None
     assert dict(study.default.params) == {"BLOCK": 64, "MARK": 0}
+
+
+def test_tf_081_a_dtype_that_an_arch_lacks_is_skipped_once_with_the_reason(tmp_path: Path) -> None:
+    """Of the grid device x dtype one cell is empty, and nothing is compiled to find that out."""
+    problems = [{"n": 1000, "dtype": ["fp16", "bf16", "fp8e4nv"]}]
+    planned = plan_for(tmp_path, nominal("sm_80"), GPU, problems=problems, kernel=KERNEL.replace("4 * n", "n"))
+    grid = {(s.study.device.arch, s.study.variables["dtype"]): s.skipped for s in planned}
+    assert len(grid) == len(planned) == 6
+    assert {cell: reason for cell, reason in grid.items() if reason} == {
+        ("sm_80", "fp8e4nv"): "sm_80 cannot do fp8e4nv, which needs sm_89"
+    }
+    assert [bool(s.candidates) for s in planned] == [not s.skipped for s in planned]
