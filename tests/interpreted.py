@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tunefarm.bench.launch import call
 from tunefarm.bench.tensors import make_inputs
-from tunefarm.bench.verify import mismatch, poisoned, reference_outputs
+from tunefarm.bench.verify import Tolerance, mismatch, poisoned, reference_outputs, sum_length
 from tunefarm.config import Config, Value
 from tunefarm.runtime.autotuner import autotuners
 from tunefarm.runtime.kernels import triton_config
@@ -21,12 +21,16 @@ def failures(ref: WorkloadRef, variables: Mapping[str, Value], configs: Sequence
     """
     workload = load_workload(ref)
     (tuner,) = autotuners(workload.kernel)
-    expected = reference_outputs(workload, make_inputs(workload, variables, "cpu"))
+    hook = tuner.configs[0].pre_hook
+    inputs = make_inputs(workload, variables, "cpu")
+    expected = reference_outputs(workload, inputs)
+    flops = workload.flops(**variables) if workload.flops else 0.0
+    tolerance = Tolerance(atol=workload.atol, rtol=workload.rtol, length=sum_length(inputs, expected, flops))
     found = []
     for config in configs:
-        tuner.configs = [triton_config(config)]
+        tuner.configs = [triton_config(config, pre_hook=hook)]
         inputs = make_inputs(workload, variables, "cpu")  # anew: some calls write into them
         with poisoned():
             outputs = call(workload, inputs, config)
-        found.append(mismatch(outputs, expected, workload.atol, workload.rtol))
+        found.append(mismatch(outputs, expected, tolerance))
     return found

@@ -312,7 +312,7 @@ def interpreted(script: str, *folders: Path) -> list[str]:
 
 
 def test_arguments_are_prepared_for_the_config_that_is_launched() -> None:
-    """Token ids of a mixture of experts are padded to the blocks of the pack's config, and of the default without."""
+    """Token ids of a mixture of experts are padded to the launched blocks, also where a pack's config fails."""
     script = """
         import torch, tunefarm
         from runtime_kernels import SM_90, make_pack
@@ -333,10 +333,12 @@ def test_arguments_are_prepared_for_the_config_that_is_launched() -> None:
         dims = {"num_slots": 40, "num_experts": 4, "N": 32, "K": 32, "TOP_K": 2}
         facts = dict.fromkeys([*tensors, "N", "K"], "div16")
         match = Match(dims=FrozenMap(dims), dtypes=FrozenMap(tensors), facts=FrozenMap(facts))
-        config = tunefarm.Config(params={"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "GROUP_M": 1})
-        row = Row(match=match, measured_at=match.dims, config=config, median_ms=1.0, interval_ms=(1.0, 1.0))
-        tunefarm.activate(make_pack(moe.kernel, row), device=SM_90)
+        for width in (16, 24):
+            config = tunefarm.Config(params={"BLOCK_M": 16, "BLOCK_N": width, "BLOCK_K": 16, "GROUP_M": 1})
+            row = Row(match=match, measured_at=match.dims, config=config, median_ms=1.0, interval_ms=(1.0, 1.0))
+            tunefarm.activate(make_pack(moe.kernel, row), device=SM_90)
+            launch()
         launch()
-        print(tunefarm.report().num_hits, tunefarm.report().num_misses)
+        print(*(miss.reason for miss in tunefarm.report().misses))
     """
-    assert interpreted(script) == ["64", "16", "1 0"]
+    assert interpreted(script) == ["64", "16", "64", "64", "its config failed here"]

@@ -36,7 +36,10 @@ def test_an_experiment_plans(path: Path) -> None:
     resolved = open_experiment(path)
     studies = plan(resolved, choose_targets(resolved.experiment, []))
     assert len(studies) == len(resolved.experiment.problems) * len(resolved.experiment.devices)
+    assert not all(study.skipped for study in studies)
     for study in studies:
+        if study.skipped:  # its arch lacks what the problem needs
+            continue
         assert len(study.candidates) > 10
         assert study.default in study.candidates
         assert study.unused == ()

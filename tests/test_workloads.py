@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import interpreted
+import numpy
 import pytest
 
+from tunefarm.bench.build import triton_version
+from tunefarm.bench.tensors import make_inputs
 from tunefarm.bench.worker import BuildRequest, build
 from tunefarm.cli.opening import open_experiment
 from tunefarm.config import Config, Value
@@ -18,21 +21,39 @@ from tunefarm.device import nominal
 from tunefarm.fleet.parcel import open_reply, pack
 from tunefarm.fleet.process import LocalProcess
 from tunefarm.frozen import FrozenMap
-from tunefarm.plan import PlannedStudy, Target, plan
-from tunefarm.spec.experiment import Resolved
+from tunefarm.plan import Call, PlannedStudy, Target, plan
+from tunefarm.spec.experiment import Resolved, load_experiment
 from tunefarm.spec.sections import ProblemSpec
-from tunefarm.trial import Failure, Outcome
+from tunefarm.trial import Outcome
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 NUM_INTERPRETED, NUM_COMPILED = 2, 8
 """Configs tried beside the default, and configs compiled for each device."""
+MAX_ELEMENTS = 8 << 20
+"""In all inputs of what is tried under the interpreter."""
 
 SMALL: Mapping[str, list[dict[str, Value]]] = {
     "add_relu_add": [{"n_rows": 5, "n_cols": 1000}, {"n_rows": 3, "n_cols": 4097}],
+    "bmm_add_relu": [
+        {"batch": 2, "M": 48, "N": 80, "K": 64, "dtype": "fp16"},
+        {"batch": 3, "M": 20, "N": 70, "K": 41, "dtype": "fp16"},
+    ],
     "cross_entropy": [{"n_rows": 9, "n_cols": 1000}, {"n_rows": 5, "n_cols": 70001}],
+    "flash_attention": [
+        {"batch": 2, "heads": 2, "kv_heads": 1, "length": 200, "head_dim": 64, "dtype": "fp16"},
+        {"batch": 1, "heads": 2, "kv_heads": 2, "length": 77, "head_dim": 128, "dtype": "fp16"},
+    ],
+    "fused_moe": [
+        {"tokens": 40, "experts": 4, "top_k": 2, "hidden": 64, "intermediate": 96, "dtype": "fp16"},
+        {"tokens": 3, "experts": 5, "top_k": 3, "hidden": 72, "intermediate": 40, "dtype": "fp16"},
+    ],
     "layer_norm": [{"n_rows": 5, "n_cols": 1000}, {"n_rows": 2, "n_cols": 20000}],
     "layer_norm_backward": [{"n_rows": 5, "n_cols": 1000}, {"n_rows": 141, "n_cols": 96}],
+    "matmul": [{"M": 128, "N": 96, "K": 160, "dtype": "fp16"}, {"M": 70, "N": 55, "K": 41, "dtype": "fp16"}],
+    "matmul_decode": [{"M": 16, "N": 96, "K": 300, "dtype": "fp16"}, {"M": 3, "N": 55, "K": 41, "dtype": "fp16"}],
+    "matmul_fp8": [{"M": 128, "N": 96, "K": 160}, {"M": 70, "N": 64, "K": 48}],
+    "matmul_tma": [{"M": 128, "N": 96, "K": 160, "dtype": "fp16"}, {"M": 70, "N": 64, "K": 48, "dtype": "fp16"}],
     "rms_norm": [{"n_rows": 5, "n_cols": 1000}, {"n_rows": 2, "n_cols": 20000}],
     "rope": [
         {"batch": 2, "length": 5, "n_q_heads": 6, "n_k_heads": 2, "head_dim": 64},
@@ -44,6 +65,7 @@ SMALL: Mapping[str, list[dict[str, Value]]] = {
 }
 """By experiment, sizes that an interpreter gets through; what they leave out is as in the first problem."""
 
+CHECKED = [name for name in NAMES if load_experiment(FOLDER / f"{name}.yaml").checks]
 CASES = [
     pytest.param(name, small, id=f"{name}-{number}")
     for name in NAMES
@@ -59,14 +81,26 @@ def planned(resolved: Resolved, arch: str, small: Mapping[str, Value] | None = N
     return [study for study in plan(resolved, [Target(device=nominal(arch))]) if study.candidates]
 
 
+def num_elements(resolved: Resolved, call: Call) -> int:
+    """Of all tensors that a call is made with."""
+    made = make_inputs(resolved.workload, call.variables, "meta").values()
+    return sum(value.numel() for value in made if hasattr(value, "numel"))
+
+
 def drawn(study: PlannedStudy, count: int) -> list[Config]:
     """Candidates drawn with a fixed seed."""
     return random.Random(study.study.key).sample(study.candidates, min(count, len(study.candidates)))
 
 
+def release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
 @pytest.fixture(scope="module")
 def interpreter() -> Iterator[LocalProcess]:
     """A process in which `triton.jit` makes Python functions: that is decided when Triton is imported."""
+    if release(triton_version()) < (3, 7) and release(numpy.__version__) >= (2, 4):
+        pytest.skip("the interpreter of Triton before 3.7 needs NumPy before 2.4: it makes numbers of arrays")
     process = LocalProcess("interpreter", {"TRITON_INTERPRET": "1"})
     yield process
     process.kill()
@@ -77,20 +111,32 @@ def test_every_experiment_has_small_problems() -> None:
     assert sorted(SMALL) == NAMES
 
 
+def assert_right(process: LocalProcess, call: Call, configs: Sequence[Config]) -> None:
+    found, error = open_reply(process.exchange(pack(partial(interpreted.failures, call.ref, call.variables, configs))))
+    if error is not None:
+        raise error
+    assert len(found) == len(configs)
+    assert [pair for pair in zip(configs, found, strict=True) if pair[1] is not None] == [], call.changes
+
+
 @pytest.mark.parametrize(("name", "small"), CASES)
 def test_a_workload_is_right(interpreter: LocalProcess, name: str, small: Mapping[str, Value]) -> None:
     """The default and a few others: what is wrong in the kernel's logic shows without a GPU."""
-    resolved = open_experiment(FOLDER / f"{name}.yaml")
-    (study,) = planned(resolved, "sm_90", small)
+    (study,) = planned(open_experiment(FOLDER / f"{name}.yaml"), "sm_90", small)
     assert study.default is not None
-    configs = [study.default, *drawn(study, NUM_INTERPRETED)]
-    job = partial(interpreted.failures, resolved.experiment.ref, study.study.variables, configs)
-    found, error = open_reply(interpreter.exchange(pack(job)))
-    if error is not None:
-        raise error
-    wrong: list[tuple[Config, Failure]] = [pair for pair in zip(configs, found, strict=True) if pair[1] is not None]
-    assert len(found) == len(configs)
-    assert not wrong
+    assert_right(interpreter, study.call, [study.default, *drawn(study, NUM_INTERPRETED)])
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_the_checks_of_an_experiment_hold(interpreter: LocalProcess, name: str) -> None:
+    """Made for finalists, of a small problem and for the default: odd sizes, alignments, strides, NaN."""
+    resolved = open_experiment(FOLDER / f"{name}.yaml")
+    (study,) = planned(resolved, "sm_90", SMALL[name][0])
+    assert study.default is not None
+    calls = [call for call in study.checks if num_elements(resolved, call) <= MAX_ELEMENTS]
+    assert calls
+    for call in calls:
+        assert_right(interpreter, call, [study.default])
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])

@@ -32,7 +32,7 @@ def grouped_tile(program, num_m, num_n, GROUP_M: tl.constexpr):
         "ALIGN": lambda args: math.gcd(args["N"], args["K"], 16),
     }
 )
-@triton.jit
+@triton.jit(do_not_specialize=["M"])  # any number of rows: one binary, one row of a pack
 def bmm_add_relu_kernel(
     a_ptr, b_ptr, bias_ptr, c_ptr, batch, M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,

@@ -46,7 +46,7 @@ def attend(
 
 
 @tunefarm.autotune(configs=[DEFAULT], key=["heads", "kv_heads", "length", "HEAD_DIM"])
-@triton.jit
+@triton.jit(do_not_specialize=["length"])  # any number of positions: one binary, one row of a pack
 def flash_attention_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr,
     stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,

@@ -32,7 +32,7 @@ def grouped_tile(program, num_m, num_n, GROUP_M: tl.constexpr):
 
 @tunefarm.autotune(configs=[DEFAULT], key=["num_slots", "num_experts", "N", "K", "TOP_K"])
 @triton.heuristics({"EVEN_K": lambda args: args["K"] % args["BLOCK_K"] == 0})
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots"])  # any number of slots: one binary, one row of a pack
 def fused_moe_kernel(
     x_ptr, w_ptr, c_ptr, slots_ptr, experts_ptr, ends_ptr, num_slots, num_experts, N, K,
     TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
@@ -132,8 +132,9 @@ def fused_moe(
 
     def grid(meta):
         if meta["BLOCK_M"] != block:
-            raise RuntimeError(f"token ids were padded to blocks of {block}, and {meta['BLOCK_M']} are launched")
-        return (max_blocks(num_slots, num_experts, block) * triton.cdiv(n, meta["BLOCK_N"]),)
+            # The pack's config could not be launched, and the default has taken its place.
+            pad_slots(topk_ids.flatten(), meta["BLOCK_M"], slots, experts, ends)
+        return (max_blocks(num_slots, num_experts, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)
 
     fused_moe_kernel[grid](**arguments)
     return c

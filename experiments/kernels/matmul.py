@@ -32,7 +32,7 @@ def grouped_tile(program, num_m, num_n, GROUP_M: tl.constexpr):
         "ALIGN": lambda args: math.gcd(args["N"], args["K"], args["stride_a"], args["stride_b"], 16),
     }
 )
-@triton.jit
+@triton.jit(do_not_specialize=["M"])  # any number of rows: one binary, one row of a pack
 def matmul_kernel(
     a_ptr, b_ptr, c_ptr, M, N, K, stride_a, stride_b,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,

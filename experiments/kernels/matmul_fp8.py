@@ -27,7 +27,7 @@ def grouped_tile(program, num_m, num_n, GROUP_M: tl.constexpr):
 
 @tunefarm.autotune(configs=[DEFAULT], key=["M", "N", "K"])
 @triton.heuristics({"EVEN_K": lambda args: args["K"] % args["BLOCK_K"] == 0})
-@triton.jit
+@triton.jit(do_not_specialize=["M"])  # any number of rows: one binary, one row of a pack
 def matmul_fp8_kernel(
     a_ptr, w_ptr, scale_a_ptr, scale_w_ptr, c_ptr, M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,

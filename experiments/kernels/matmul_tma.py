@@ -35,7 +35,7 @@ def grouped_tile(program, num_m, num_n, GROUP_M: tl.constexpr):
 
 
 @tunefarm.autotune(configs=[DEFAULT], key=["M", "N", "K"])
-@triton.jit
+@triton.jit(do_not_specialize=["M"])  # any number of rows: one binary, one row of a pack
 def matmul_tma_kernel(
     a_desc, b_desc, c_desc, M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,

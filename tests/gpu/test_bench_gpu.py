@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -54,13 +55,24 @@ MATMUL = workload("matmuls", "bench_kernels.py", HERE.parent)
 BLOCKS = [config(BLOCK=size, num_warps=4) for size in (128, 256, 1024)]
 
 
+def gpu_fleet(num_builders: int) -> InlineFleet:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[:1]
+    return InlineFleet([probe()], visible=visible, num_builders=num_builders)
+
+
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[InlineFleet]:
     """One worker that holds the GPU, and builders that see none."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[:1]
-    made = InlineFleet([probe()], visible=visible, num_builders=2)
+    made = gpu_fleet(num_builders=2)
     yield made
     made.close()
+
+
+@pytest.fixture(autouse=True)
+def _leave_the_gpu_to_others() -> Iterator[None]:
+    """This process measures, too, and would keep the GPU from the fleet's."""
+    yield
+    worker._watch.release()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -282,6 +294,12 @@ def test_an_illegal_access_costs_a_process_and_one_candidate(fleet):
     """TF-003: the process is replaced; what it had not come to is asked again and measured as ever."""
     configs = [config(FAULT=kind, BLOCK=256, num_warps=4) for kind in ("none", "far", "skip")]
     question = prepared(fleet, workload("faults"), configs)
+    worker._watch.release()
+    with contextlib.closing(gpu_fleet(num_builders=0)) as own:
+        check_replaced(own, question)
+
+
+def check_replaced(fleet: InlineFleet, question: Question) -> None:
     first = fleet.submit(functools.partial(measure, question), "measure-0").result(300)
     assert outcomes(first) == [Outcome.OK, Outcome.ILLEGAL_ACCESS]
     assert "illegal memory access" in message(first.answers[1])

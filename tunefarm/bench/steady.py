@@ -85,6 +85,12 @@ class Watch:
             self._yardstick.drift()
         self._since_s = time.time()
 
+    def release(self) -> None:
+        """Lets another process have the GPU."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
     def end(self) -> FrozenMap[Any]:
         """After a question: what was seen of the GPU, with `disturbed` where its times are not to be trusted."""
         drift = self._yardstick.drift()
