@@ -13,7 +13,7 @@ LINE_BYTES = 128
 """A cache line. Rows of whole ones all begin where one does; of others the ends are dealt with apart."""
 
 DEFAULT = tunefarm.Config(
-    params={"ROWS": 1, "BLOCK_N": 4096, "PROGRAMS": 1056, "STAGES": 2, "OVERLAP": False},
+    params={"ROWS": 1, "BLOCK_N": 4096, "PROGRAMS": 1056, "STAGES": 3, "OVERLAP": False},
     options={"num_warps": 4},
 )
 
@@ -53,13 +53,14 @@ def softmax_rows(
     for block in tl.range(tl.program_id(0), tl.cdiv(n_rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = block * ROWS + tl.arange(0, ROWS)[:, None]
         begin, lead, whole, length = layout(row, n_rows, n_cols, LINE, RAGGED)
-        # Without the hints there are neither wide stores nor asynchronous loads.
-        offset = tl.multiple_of(begin + lead, (LINE, LINE)) + lane
+        # Without the hints there are neither wide stores nor asynchronous loads. Lanes come last: a 64-bit offset for
+        # each element would be kept from a row's load to its store.
+        start = tl.multiple_of(begin + lead, (LINE, LINE))
         inside = lane < tl.multiple_of(whole, (LINE, LINE))
         if RAGGED:
             column, at_end = ragged_ends(lead, whole, length, edge, LINE)
             x_end = tl.load(x_ptr + begin + column, mask=at_end, other=float("-inf")).to(tl.float32)
-        x = tl.load(x_ptr + offset, mask=inside, other=float("-inf")).to(tl.float32)
+        x = tl.load(x_ptr + start + lane, mask=inside, other=float("-inf")).to(tl.float32)
         top = tl.max(x, 1, keep_dims=True)
         if RAGGED:
             top = tl.maximum(top, tl.max(x_end, 1, keep_dims=True))
@@ -69,7 +70,7 @@ def softmax_rows(
             e_end = tl.exp(x_end - top)
             total += tl.sum(e_end, 1, keep_dims=True)
             tl.store(y_ptr + begin + column, (e_end * (1.0 / total)).to(y_ptr.dtype.element_ty), mask=at_end)
-        tl.store(y_ptr + offset, (e * (1.0 / total)).to(y_ptr.dtype.element_ty), mask=inside)
+        tl.store(y_ptr + start + lane, (e * (1.0 / total)).to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -86,12 +87,12 @@ def take_in(x_ptr, inside, tops, totals):
 
 
 @triton.jit
-def give_out(x_ptr, y_ptr, inside, top, scale):
+def give_out(x_ptr, y_ptr, lane, inside, top, scale):
     """A block's softmax; what is read should still be in L2."""
-    x = tl.load(x_ptr, mask=inside).to(tl.float32)
+    x = tl.load(x_ptr + lane, mask=inside).to(tl.float32)
     y = (tl.exp(x - top) * scale).to(y_ptr.dtype.element_ty)
     # What is written is not read again: the rows in work are to stay in L2.
-    tl.store(y_ptr, y, mask=inside, eviction_policy="evict_first")
+    tl.store(y_ptr + lane, y, mask=inside, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -129,9 +130,9 @@ def softmax_long_rows(
         for at in tl.range(0, n_cols, BLOCK_N, num_stages=STAGES):
             tops, totals = take_in(x_ptr + start + at + lane, lane < whole - at, tops, totals)
             if OVERLAP:
-                old_block = tl.multiple_of(old_start, LINE) + at + lane
-                old_inside = lane < tl.multiple_of(old_whole, LINE) - at
-                give_out(x_ptr + old_block, y_ptr + old_block, old_inside, top, scale)
+                block = tl.multiple_of(old_start, LINE) + at
+                inside = lane < tl.multiple_of(old_whole, LINE) - at
+                give_out(x_ptr + block, y_ptr + block, lane, inside, top, scale)
         top = tl.max(tops, 0)
         if RAGGED:
             top = tl.maximum(top, tl.max(x_end, 0))
@@ -147,8 +148,7 @@ def softmax_long_rows(
             # Backwards: what was read last is the surest to be in L2.
             for done in tl.range(0, n_cols, BLOCK_N, num_stages=STAGES):
                 at = (n_cols - 1) // BLOCK_N * BLOCK_N - done
-                block = start + at + lane
-                give_out(x_ptr + block, y_ptr + block, lane < whole - at, top, scale)
+                give_out(x_ptr + start + at, y_ptr + start + at, lane, lane < whole - at, top, scale)
 
 
 # Without a pack the first config is used; it is never benchmarked here.
