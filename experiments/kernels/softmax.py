@@ -47,7 +47,7 @@ def softmax_rows(
     x_ptr, y_ptr, n_rows, n_cols, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, RAGGED: tl.constexpr
 ):
     """Softmax of rows that fit into a block each, ROWS at a time: everything stays in registers."""
-    LINE: tl.constexpr = 1024 // x_ptr.dtype.element_ty.primitive_bitwidth
+    LINE: tl.constexpr = 1024 // x_ptr.dtype.element_ty.primitive_bitwidth  # elements of a cache line
     lane = tl.arange(0, BLOCK_N)[None, :]
     edge = tl.arange(0, 2 * LINE)[None, :]
     for block in tl.range(tl.program_id(0), tl.cdiv(n_rows, ROWS), tl.num_programs(0), num_stages=STAGES):
@@ -111,8 +111,8 @@ def softmax_long_rows(
     With OVERLAP the second pass goes along with the first one over the program's next row: memory is read and written
     at the same time, and the loads never pause, for both loops become one.
     """
-    LINE: tl.constexpr = 1024 // x_ptr.dtype.element_ty.primitive_bitwidth
-    RUN: tl.constexpr = 128 // x_ptr.dtype.element_ty.primitive_bitwidth
+    LINE: tl.constexpr = 1024 // x_ptr.dtype.element_ty.primitive_bitwidth  # elements of a cache line
+    RUN: tl.constexpr = 128 // x_ptr.dtype.element_ty.primitive_bitwidth  # elements of a 16-byte access
     lane = tl.arange(0, BLOCK_N // RUN)[:, None] * RUN + tl.arange(0, RUN)[None, :]
     edge = tl.arange(0, 2 * LINE)
     step = tl.num_programs(0)
