@@ -118,7 +118,7 @@ ILLEGAL = "CUDA error: an illegal memory access was encountered\nFor debugging c
 
 
 class Perilous:
-    """A meter with times of a bowl. Some problems and some candidates, on one rung or with one n, act up first."""
+    """A meter with times of a bowl. Some problems do something first, and some candidates, on a rung or with an n."""
 
     reference_ms: float | None = 0.05
     notices: tuple[str, ...] = ()
