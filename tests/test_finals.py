@@ -80,6 +80,7 @@ class Signing(Perilous):
             "pid": os.getpid(), "n": question.variables["n"], "rung": question.rung, "timed": question.num_samples > 0,
             "configs": [candidate.config.key for candidate in candidates],
             "built_for": [candidate.artifact.specialization for candidate in candidates if candidate.artifact],
+            "baselines": [(b.config.key, b.artifact.specialization) for b in (question.baseline,) if b and b.artifact],
         }  # fmt: skip
         with self._roll.open("a") as file:
             file.write(json.dumps(asked) + "\n")
@@ -161,6 +162,18 @@ def test_checks_are_compiled_for_their_own_specialisation(hall: Hall) -> None:
     assert built[N].keys() == built[TAIL].keys()
     assert not set(built[N].values()) & set(built[TAIL].values())
     assert played.results[0].num_compiled == 0
+
+
+def test_bits_are_compared_with_the_default_of_the_same_call(hall: Hall) -> None:
+    """From the first question on, whoever is asked about, and in checks with the default built for the check."""
+    hall.sweep({}, accept={"same_bits": "default"}, search={"sampler": "tpe", "batch": 1})
+    built = {}
+    for asked in hall.roll:
+        ((key, specialization),) = asked["baselines"]
+        assert key == DEFAULT.key
+        assert built.setdefault(asked["n"], specialization) == specialization
+    assert built.keys() == {N, TAIL}
+    assert built[N] != built[TAIL]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,23 @@ import bench_kernels as k
 import pytest
 import torch
 
-from tunefarm.bench.verify import Tolerance, flatten, mismatch, poisoned, reference_outputs
+from tunefarm.bench.gpu import GpuMeter
+from tunefarm.bench.meter import Candidate, Question
+from tunefarm.bench.verify import (
+    Tolerance,
+    attainable,
+    flatten,
+    mismatch,
+    other_bits,
+    poisoned,
+    reference_outputs,
+)
+from tunefarm.config import Config
+from tunefarm.device import nominal
 from tunefarm.errors import SpecError
-from tunefarm.spec.workload import Workload
+from tunefarm.frozen import FrozenMap
+from tunefarm.problem import Problem
+from tunefarm.spec.workload import Workload, WorkloadRef
 from tunefarm.trial import Failure
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
@@ -238,3 +252,44 @@ def test_a_reference_that_fails_is_the_users_fault():
 def test_the_reference_needs_no_gradients():
     (out,) = reference_outputs(workload(lambda x: x * 2), {"x": values(3).requires_grad_()})
     assert not out.requires_grad
+
+
+# ---- bit by bit ----
+
+
+def test_other_bits_are_found_where_values_are_equal():
+    """Zeros of either sign are one value, and NaNs of one kind are one sequence of bits."""
+    got = torch.tensor([0.0, 1.0, float("nan"), 2.0])
+    assert other_bits([got], got.clone(), "the twin's") is None
+    failure = other_bits(got, torch.tensor([-0.0, 1.0, float("nan"), 2.0]), "the twin's")
+    assert failure is not None
+    assert (failure.kind, failure.stage) == ("other bits", "verify")
+    assert failure.message == "output 0: 25 % of 4 elements have other bits than the twin's"
+
+
+def test_without_a_default_no_candidate_has_its_bits():
+    """It must not pass for want of something to compare with."""
+    asked = Question(
+        ref=WorkloadRef(call="", kernel="", object="", folder=""), device=nominal("sm_90"), problem=Problem(),
+        variables=FrozenMap(), candidates=(), rung=0, num_samples=3, same_bits="default",
+    )  # fmt: skip
+    failure = GpuMeter()._check(Candidate(number=0, config=Config()), torch.ones(4), asked)
+    assert failure is not None
+    assert failure.message.startswith("accept.same_bits is default, and there is no default config that can be built")
+
+
+# ---- what the reference itself attains ----
+
+
+def test_tf_036_a_tolerance_below_the_references_own_error_is_widened_to_twice_that():
+    """bf16 matmul: rounded once, its own results miss a thousandth."""
+    a, b = values(64, 512).bfloat16(), values(512, 64).bfloat16()
+    exact = a.double() @ b.double()
+    own = a @ b
+    assert mismatch(own, [exact], Tolerance(atol=1e-4, rtol=1e-4)) is not None
+    wide = attainable(Tolerance(atol=1e-4, rtol=1e-4), own, [exact])
+    assert wide.atol is not None
+    assert wide.atol > 1e-4
+    assert mismatch(own, [exact], wide) is None
+    loose = Tolerance(atol=1.0, rtol=0.05)
+    assert attainable(loose, own, [exact]) == loose
