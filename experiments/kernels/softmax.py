@@ -13,7 +13,7 @@ LINE_BYTES = 128
 """A cache line. Rows of whole ones all begin where one does; of others the ends are dealt with apart."""
 
 DEFAULT = tunefarm.Config(
-    params={"ROWS": 1, "BLOCK_N": 4096, "PROGRAMS": 1056, "STAGES": 3, "OVERLAP": False},
+    params={"ROWS": 1, "BLOCK_N": 4096, "PROGRAMS": 1056, "STAGES": 3},
     options={"num_warps": 4},
 )
 
@@ -103,23 +103,14 @@ def softmax_long_rows(
     n_cols,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
     RAGGED: tl.constexpr,
 ):
-    """Softmax of rows of several blocks: running maximum and sum, then a second pass.
-
-    With OVERLAP the second pass goes along with the first one over the program's next row: memory is read and written
-    at the same time, and the loads never pause, for both loops become one.
-    """
+    """Softmax of rows of several blocks: running maximum and sum, then a second pass."""
     LINE: tl.constexpr = 1024 // x_ptr.dtype.element_ty.primitive_bitwidth  # elements of a cache line
     RUN: tl.constexpr = 128 // x_ptr.dtype.element_ty.primitive_bitwidth  # elements of a 16-byte access
     lane = tl.arange(0, BLOCK_N // RUN)[:, None] * RUN + tl.arange(0, RUN)[None, :]
     edge = tl.arange(0, 2 * LINE)
-    step = tl.num_programs(0)
-    top, scale = 0.0, 0.0
-    # The row to be written: none yet.
-    old_start, old_whole = tl.cast(0, tl.int64), n_cols * 0
-    for row in tl.range(tl.program_id(0), n_rows + (step if OVERLAP else 0), step, flatten=OVERLAP):
+    for row in tl.range(tl.program_id(0), n_rows, tl.num_programs(0)):
         begin, lead, whole, length = layout(row, n_rows, n_cols, LINE, RAGGED)
         start, whole = tl.multiple_of(begin + lead, LINE), tl.multiple_of(whole, LINE)
         if RAGGED:
@@ -129,10 +120,6 @@ def softmax_long_rows(
         totals = tl.zeros((BLOCK_N // RUN,), tl.float32)
         for at in tl.range(0, n_cols, BLOCK_N, num_stages=STAGES):
             tops, totals = take_in(x_ptr + start + at + lane, lane < whole - at, tops, totals)
-            if OVERLAP:
-                block = tl.multiple_of(old_start, LINE) + at
-                inside = lane < tl.multiple_of(old_whole, LINE) - at
-                give_out(x_ptr + block, y_ptr + block, lane, inside, top, scale)
         top = tl.max(tops, 0)
         if RAGGED:
             top = tl.maximum(top, tl.max(x_end, 0))
@@ -142,13 +129,10 @@ def softmax_long_rows(
             total += tl.sum(e_end, 0)
             tl.store(y_ptr + begin + column, (e_end * (1.0 / total)).to(y_ptr.dtype.element_ty), mask=at_end)
         scale = 1.0 / total
-        if OVERLAP:
-            old_start, old_whole = start, whole
-        else:
-            # Backwards: what was read last is the surest to be in L2.
-            for done in tl.range(0, n_cols, BLOCK_N, num_stages=STAGES):
-                at = (n_cols - 1) // BLOCK_N * BLOCK_N - done
-                give_out(x_ptr + start + at, y_ptr + start + at, lane, lane < whole - at, top, scale)
+        # Backwards: what was read last is the surest to be in L2.
+        for done in tl.range(0, n_cols, BLOCK_N, num_stages=STAGES):
+            at = (n_cols - 1) // BLOCK_N * BLOCK_N - done
+            give_out(x_ptr + start + at, y_ptr + start + at, lane, lane < whole - at, top, scale)
 
 
 # Without a pack the first config is used; it is never benchmarked here.
@@ -165,7 +149,6 @@ def softmax_kernel(
     BLOCK_N: tl.constexpr,
     PROGRAMS: tl.constexpr,
     STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
     FITS: tl.constexpr,
 ):
     """Softmax along the rows of a contiguous [n_rows, n_cols] matrix, by at most PROGRAMS programs.
@@ -175,7 +158,7 @@ def softmax_kernel(
     if FITS:
         softmax_rows(x_ptr, y_ptr, n_rows, n_cols, ROWS, BLOCK_N, STAGES, RAGGED)
     else:
-        softmax_long_rows(x_ptr, y_ptr, n_rows, n_cols, BLOCK_N, STAGES, OVERLAP, RAGGED)
+        softmax_long_rows(x_ptr, y_ptr, n_rows, n_cols, BLOCK_N, STAGES, RAGGED)
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 GRAPH_MS, MAX_LAUNCHES = 0.2, 100
 """A sample of the graph timer replays as many launches as take about so long, and at most so many."""
 
+SPIN_CYCLES = 100_000
+"""Some 50 us, in which a host queues a launch."""
+
 
 def load_kernel(launch: Launch, artifact: Artifact) -> Any:
     """Triton's own handle for a kernel, made from machine code: nothing is compiled but its small host launcher.
@@ -117,6 +120,9 @@ class Loaded:
         self.renew()
         if self.timer == "cold" and flush is not None:
             flush.zero_()
+        else:
+            # As the flush does: the GPU is busy until the host has queued the launch, which else would be timed.
+            _spin(SPIN_CYCLES)
         before.record()
         if self._graph is None:
             self.fire()
@@ -177,6 +183,13 @@ def _span(tensor: torch.Tensor) -> torch.Tensor:
     """The memory from a tensor's first element to its last, as one flat tensor: also where elements share a place."""
     length = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.as_strided((length if tensor.numel() else 0,), (1,))
+
+
+def _spin(cycles: int) -> None:
+    import torch
+
+    spin: Callable[[int], None] = torch.cuda._sleep
+    spin(cycles)
 
 
 def _event() -> torch.cuda.Event:
