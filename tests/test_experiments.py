@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,7 +13,8 @@ import pytest
 from farm import play
 
 from tunefarm.bench.build import Artifact
-from tunefarm.bench.worker import Built, build
+from tunefarm.bench.worker import Built
+from tunefarm.builds import BuildCall
 from tunefarm.cli.opening import open_experiment
 from tunefarm.config import Config, Value
 from tunefarm.frozen import FrozenMap
@@ -71,9 +71,9 @@ class Remembering:
         return self.fleet.workers
 
     def submit(self, job: Callable[[], Any], where: str) -> Future[Any]:
-        if not (isinstance(job, partial) and job.func is build):
+        if not isinstance(job, BuildCall):
             return self.fleet.submit(job, where)
-        (request,) = job.args
+        request = job.request
         entries = {entry.config: entry for entry in self.recorded[request.variables].entries}
         done: Future[Any] = Future()
         done.set_result(tuple(self._built(config, entries) for config in request.configs))

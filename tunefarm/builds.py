@@ -37,7 +37,7 @@ START_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class _BuildCall:
+class BuildCall:
     """A build job, which knows what there is to know when a worker takes it: only then is it pickled."""
 
     board: BuildBoard
@@ -139,7 +139,7 @@ class BuildBoard:
             id=f"build:{slot.key}", role="build", cost_s=BUILD_S, priority=priority,
             timeout_s=BUILD_TIMEOUT_S + START_S,
         )  # fmt: skip
-        return job, _BuildCall(self, slot.request)
+        return job, BuildCall(self, slot.request)
 
     def take(self, done: Done) -> None:
         """Takes in a finished build job.
