@@ -119,7 +119,8 @@ class Contest:
         wanted = [n for n in numbers if trials[n].outcome is Outcome.OK and trials[n].build is None]
         unbuilt = [trials[n] for n in wanted if trials[n].config not in self._built]
         if missing := [trial.config for trial in unbuilt if not self._known(trial)]:
-            got = yield Want(builds=tuple(missing), call=self.planned.call, essential=essential)
+            call = self.planned.call
+            got = yield Want(builds=tuple((call, config) for config in missing), essential=essential)
             self._spent = got.spent
             for built in got.built:
                 self._built[built.config] = built
@@ -202,8 +203,8 @@ class Contest:
         # While the GPU measures, the CPUs compile what the search is likely to ask for next. A replay takes no time.
         idle = self.eager or self.planned.target.meter == "replay"
         ahead = () if idle else search.wants_builds(self.experiment.search.batch)
-        ahead_of = tuple(search.trials[n].config for n in ahead)
-        got = yield Want(questions=tuple(questions), call=self.planned.call, ahead=ahead_of)
+        likely = tuple((self.planned.call, search.trials[n].config) for n in ahead)
+        got = yield Want(questions=tuple(questions), ahead=likely)
         self._spent = got.spent
         found: dict[Request, Answer] = {}
         lost: list[Request] = []

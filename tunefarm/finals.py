@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -16,6 +16,9 @@ from tunefarm.search.search import StudySearch
 from tunefarm.tally import Tally
 from tunefarm.trial import FAILURES, FINAL, Failure, Measurement, Outcome, Winner
 from tunefarm.wants import Got, Steps, Want, lost_answer
+
+MAX_REFUSED = 24
+"""After so many finalists that failed a check, only those compete that have passed: the default, if any."""
 
 Answering: TypeAlias = Generator[Want, Got, dict[int, Answer]]
 
@@ -45,29 +48,37 @@ class Finals:
 
     def run_through(self) -> Generator[Want, Got, Winner | None]:
         """Who wins, or None when no finalist is left. Those that fail a check give their place to the next ones."""
+        num_refused = 0
         while numbers := self.search.finalists():
             if known_failures := self._remembered(numbers):
                 self.search.refuse(known_failures)
+                num_refused += len(known_failures)
                 continue
             known = self.minutes.memo.finals(self.minutes.study)
-            configs = [self.search.trials[n].config.key for n in numbers]
-            if known is not None and known["configs"] == configs:
+            if known is not None and known["configs"] == self._keys(numbers):
                 self.tally.recall(known)
                 told = [answer_from_json(n, data) for n, data in zip(numbers, known["measurements"], strict=True)]
                 return self._crowned(told)
             yield from self.build(numbers)
-            if failed := (yield from self._check([n for n in numbers if n not in self._passed])):
+            if failed := (yield from self._check(numbers)):
                 for number, answer in sorted(failed.items()):
                     self.minutes.answered(self.search.trials[number].config, FINAL, answer)
                 self.search.refuse({number: (answer.outcome, answer.why) for number, answer in failed.items()})
-                continue
+                num_refused += len(failed)
+                if num_refused < MAX_REFUSED:
+                    continue
+                numbers = [number for number in numbers if number in self._passed]
             told = yield from self._hold(numbers)
             self.minutes.note(
-                "finals", configs=configs, measurements=[answer_to_json(a) for a in told], **self.tally.memory
-            )
-            if (winner := self._crowned(told)) is not None:
+                "finals", configs=self._keys(numbers), measurements=[answer_to_json(a) for a in told],
+                **self.tally.memory,
+            )  # fmt: skip
+            if (winner := self._crowned(told)) is not None or num_refused >= MAX_REFUSED:
                 return winner
         return None
+
+    def _keys(self, numbers: Sequence[int]) -> list[str]:
+        return [self.search.trials[number].config.key for number in numbers]
 
     def _crowned(self, told: Sequence[Answer]) -> Winner | None:
         return self.search.crown({a.number: a.measurement or (a.outcome, a.why) for a in told})
@@ -86,13 +97,11 @@ class Finals:
         numbers = sorted(by_config[config] for config in configs if config in by_config)
         yield from self.build(numbers)
         numbers = [number for number in numbers if self.search.trials[number].outcome not in FAILURES]
-        failed = yield from self._check([number for number in numbers if number not in self._passed])
-        numbers = [number for number in numbers if number not in failed]
-        told = yield from self._hold(numbers)
+        failed = yield from self._check(numbers)
+        told = yield from self._hold([number for number in numbers if number not in failed])
         self.minutes.note(
-            event, configs=[self.search.trials[a.number].config.key for a in told],
-            measurements=[answer_to_json(a) for a in told],
-        )  # fmt: skip
+            event, configs=self._keys([a.number for a in told]), measurements=[answer_to_json(a) for a in told]
+        )
         return {self.search.trials[a.number].config: a.measurement for a in told if a.measurement is not None}
 
     def _remembered(self, numbers: Sequence[int]) -> dict[int, tuple[Outcome, Failure]]:
@@ -103,28 +112,33 @@ class Finals:
     # ---- checks ----
 
     def _check(self, numbers: Sequence[int]) -> Answering:
-        """The finalists that get a check wrong, each with the first it failed."""
+        """Those that get a check wrong, each with the first it failed; who has passed once is not asked again."""
+        configs = {n: self.search.trials[n].config for n in numbers if n not in self._passed}
+        if not configs or not self.checks:
+            return {}
+        default = self.search.default
+        wanted = dict.fromkeys([*configs.values(), *([default] if default is not None else [])])
+        pairs = tuple((call, config) for call in self.checks for config in wanted)
+        got = yield Want(builds=pairs, essential=True)
+        built = {(c, config): each.judged(c.device) for (c, config), each in zip(pairs, got.built, strict=True)}
         failed: dict[int, Answer] = {}
         for call in self.checks:
-            left = [number for number in numbers if number not in failed]
-            wrong = yield from self._check_call(left, call)
-            failed |= {n: _on(call, answer) for n, answer in wrong.items()}
-        self._passed |= set(numbers) - failed.keys()
+            left = {n: built[call, config] for n, config in configs.items() if n not in failed}
+            baseline = built[call, default] if default is not None else None
+            wrong = yield from self._check_call(call, left, baseline)
+            failed |= {number: _on(call, answer) for number, answer in wrong.items()}
+        self._passed |= configs.keys() - failed.keys()
         return failed
 
-    def _check_call(self, numbers: Sequence[int], call: Call) -> Answering:
-        configs = {number: self.search.trials[number].config for number in numbers}
-        default = self.search.default
-        wanted = tuple(dict.fromkeys([*configs.values(), *([default] if default is not None else [])]))
-        got = yield Want(builds=wanted, call=call, essential=True)
-        built = {each.config: each.judged(call.device) for each in got.built}
+    def _check_call(self, call: Call, built: Mapping[int, Built], default: Built | None) -> Answering:
+        """Those that get one check wrong: they cannot be built for it, or their outputs are not right."""
         wrong = {
-            number: Answer(number=number, outcome=built[config].outcome, failure=built[config].failure)
-            for number, config in configs.items()
-            if built[config].failure is not None
+            number: Answer(number=number, outcome=each.outcome, failure=each.failure)
+            for number, each in built.items()
+            if each.failure is not None
         }
-        ready = {n: _candidate(n, built[config]) for n, config in configs.items() if n not in wrong}
-        baseline = _candidate(-1, built[default]) if default is not None and built[default].failure is None else None
+        ready = {number: _candidate(number, each) for number, each in built.items() if number not in wrong}
+        baseline = _candidate(-1, default) if default is not None and default.failure is None else None
         answered: dict[int, Answer] = {}
         while left := [number for number in ready if number not in answered]:
             found = yield from self._sit([self.question([ready[n] for n in left], call, baseline)])

@@ -20,7 +20,7 @@ from tunefarm.dispatch import Dispatch, Done
 from tunefarm.errands import measure_job
 from tunefarm.errors import InfrastructureError
 from tunefarm.minutes import Minutes
-from tunefarm.plan import PlannedStudy, located
+from tunefarm.plan import Call, PlannedStudy, located
 from tunefarm.record.memo import Memo
 from tunefarm.record.tracking import Tracker
 from tunefarm.schedule.events import Job
@@ -207,11 +207,11 @@ class Sweep:
     def _post(self, desk: _Desk) -> None:
         """Hands what a contest wants to the dispatch, save what is known or under way."""
         jobs: list[tuple[Job, Callable[[], object]]] = []
-        for config in desk.want.builds:
-            if job_id := self._build_job(desk, config, jobs, priority=2):
+        for call, config in desk.want.builds:
+            if job_id := self._build_job(call, config, jobs, priority=2):
                 self._wait_for(desk, job_id)
-        for config in desk.want.ahead:
-            self._build_job(desk, config, jobs, priority=0)
+        for call, config in desk.want.ahead:
+            self._build_job(call, config, jobs, priority=0)
         names = []
         for question in desk.want.questions:
             self._num_questions += 1
@@ -227,16 +227,16 @@ class Sweep:
         self._by_job.setdefault(job_id, []).append(desk)
 
     def _build_job(
-        self, desk: _Desk, config: Config, jobs: list[tuple[Job, Callable[[], object]]], *, priority: int
+        self, call: Call, config: Config, jobs: list[tuple[Job, Callable[[], object]]], *, priority: int
     ) -> str:
         """The id of the job that builds a config, submitted if it is new; empty if the build is there."""
-        slot = self._board.slot(desk.want.for_call, config)
+        slot = self._board.slot(call, config)
         if self._board.find(slot, config) is not None:
             return ""
-        job, call = self._board.job(slot, priority=priority)
+        job, run = self._board.job(slot, priority=priority)
         if job.id not in self._building:
             self._building.add(job.id)
-            jobs.append((job, call))
+            jobs.append((job, run))
         return job.id
 
     def _arrive(self, done: Done) -> list[_Desk]:
@@ -267,7 +267,7 @@ class Sweep:
         return left
 
     def _got(self, desk: _Desk) -> Got:
-        found = [self._board.find(self._board.slot(desk.want.for_call, c), c) for c in desk.want.builds]
+        found = [self._board.find(self._board.slot(call, config), config) for call, config in desk.want.builds]
         return Got(
             built=tuple(built for built in found if built is not None),
             answers=tuple(desk.answers[name] for name in desk.questions),

@@ -19,24 +19,16 @@ class Want:
     """What a contest wants done before it goes on.
 
     Attributes:
-        builds: configs that must be compiled.
-        call: for which call they are; None where nothing is to be compiled.
+        builds: what must be compiled: a config for a call.
         questions: to be measured.
-        ahead: configs worth compiling meanwhile; nobody waits for them.
+        ahead: what is worth compiling meanwhile; nobody waits for it.
         essential: the builds are wanted though the budget is spent, as for finals.
     """
 
-    builds: tuple[Config, ...] = ()
-    call: Call | None = None
+    builds: tuple[tuple[Call, Config], ...] = ()
     questions: tuple[Question, ...] = ()
-    ahead: tuple[Config, ...] = ()
+    ahead: tuple[tuple[Call, Config], ...] = ()
     essential: bool = False
-
-    @property
-    def for_call(self) -> Call:
-        """The call of the builds."""
-        assert self.call is not None, "who wants builds says for which call"
-        return self.call
 
     @property
     def is_final(self) -> bool:
@@ -49,7 +41,7 @@ class Got:
     """What came of a want.
 
     Attributes:
-        built: by config, in the order wanted.
+        built: in the order wanted.
         answers: by question, in the order wanted; a string says why a question was given up for good.
         spent: the budget that is spent, or empty; builds and answers may be missing then.
     """

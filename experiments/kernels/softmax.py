@@ -55,8 +55,8 @@ def softmax_rows(
         begin, lead, whole, length = layout(row, n_rows, n_cols, LINE, RAGGED)
         # Without the hints there are neither wide stores nor asynchronous loads. Lanes come last: a 64-bit offset for
         # each element would be kept from a row's load to its store.
-        start = tl.multiple_of(begin + lead, (LINE, LINE))
-        inside = lane < tl.multiple_of(whole, (LINE, LINE))
+        start = (begin + lead) // LINE * LINE if RAGGED else tl.multiple_of(begin + lead, (LINE, LINE))
+        inside = lane < (whole if RAGGED else tl.multiple_of(whole, (LINE, LINE)))
         if RAGGED:
             column, at_end = ragged_ends(lead, whole, length, edge, LINE)
             x_end = tl.load(x_ptr + begin + column, mask=at_end, other=float("-inf")).to(tl.float32)
