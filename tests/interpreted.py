@@ -34,17 +34,3 @@ def failures(ref: WorkloadRef, variables: Mapping[str, Value], configs: Sequence
             outputs = call(workload, inputs, config)
         found.append(mismatch(outputs, expected, tolerance))
     return found
-
-
-def masked_softmax(ref: WorkloadRef, config: Config) -> float:
-    """The largest error of a softmax of rows that begin with blocks of -inf and end with values far below zero."""
-    import torch
-
-    workload = load_workload(ref)
-    (tuner,) = autotuners(workload.kernel)
-    tuner.configs = [triton_config(config)]
-    x = torch.randn(3, 9001) - 1000
-    x[:, :5000] = float("-inf")
-    with poisoned():
-        y = workload.call(x)
-    return (y - torch.softmax(x, 1)).abs().nan_to_num(float("inf")).max().item()
