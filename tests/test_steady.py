@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -317,3 +318,21 @@ def test_a_yardstick_that_finds_no_room_accuses_the_machine(error: Exception, sa
 def test_a_lost_process_tells_what_it_saw_without_the_yardstick() -> None:
     """Whose CUDA context is gone: reading the yardstick would raise."""
     assert "drift" not in Watch().end(lost=True)
+
+
+def test_looking_amid_a_question_takes_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that answers slowly is asked seldom; what it said last is told meanwhile."""
+    asked: list[float] = []
+
+    def slowly(**_: Any) -> FrozenMap[Any]:
+        asked.append(time.monotonic())
+        time.sleep(0.02)
+        return FrozenMap(num_others=len(asked))
+
+    monkeypatch.setattr(steady.telemetry, "sample", slowly)
+    watch = Watch()
+    while len(asked) < 2:
+        seen = watch.look()
+    assert asked[1] - asked[0] >= 0.02 / steady.MAX_LOOKING
+    assert seen["disturbed"] == "contended: 2 other processes computed on the GPU"
+    assert watch.look() == seen
