@@ -14,9 +14,8 @@ from typing import Any
 from farm import TOOLCHAIN, smooth
 
 from tunefarm.bench import faults, worker
-from tunefarm.bench.faults import failed
+from tunefarm.bench.faults import failed, preparing
 from tunefarm.bench.meter import Answer, Answers, Candidate, Question
-from tunefarm.bench.tensors import explained
 from tunefarm.bench.worker import measure
 from tunefarm.config import Config
 from tunefarm.frozen import FrozenMap
@@ -127,7 +126,7 @@ class Perilous:
         self._deeds = deeds
 
     def prepare(self, question: Question) -> None:
-        with explained("input y of fill_kernel"):
+        with preparing("input y of fill_kernel", [candidate.number for candidate in question.candidates]):
             self._deeds.get(question.variables["n"], lambda: None)()
 
     def measure(self, candidates: Sequence[Candidate], question: Question) -> Iterator[Answer]:
@@ -163,7 +162,10 @@ class Asleep:
     def begin(self) -> None:
         pass
 
-    def end(self) -> FrozenMap[Any]:
+    def look(self) -> FrozenMap[Any]:
+        return FrozenMap()
+
+    def end(self, *, lost: bool = False) -> FrozenMap[Any]:
         return FrozenMap()
 
 
@@ -187,9 +189,13 @@ class Disturbed(Asleep):
     def __init__(self, reason: str, times: int) -> None:
         self._reason, self.left = reason, times
 
-    def end(self) -> FrozenMap[Any]:
+    def look(self) -> FrozenMap[Any]:
+        return FrozenMap(disturbed=self._reason) if self.left > 0 else FrozenMap()
+
+    def end(self, *, lost: bool = False) -> FrozenMap[Any]:
+        seen = self.look()
         self.left -= 1
-        return FrozenMap(disturbed=self._reason) if self.left >= 0 else FrozenMap()
+        return seen
 
 
 class Sitting(Perilous):

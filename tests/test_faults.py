@@ -12,11 +12,23 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from tunefarm.bench import faults
-from tunefarm.bench.faults import CEILING_S, FIRST_S, FLOOR_S, Mislaunched, Pace, Poisoned, failed, first_line, judge
+from tunefarm.bench.faults import (
+    CEILING_S,
+    FIRST_S,
+    FLOOR_S,
+    Mislaunched,
+    Pace,
+    Poisoned,
+    failed,
+    first_line,
+    judge,
+    preparing,
+)
 from tunefarm.bench.faults import obituary as written
 from tunefarm.bench.meter import Answer
-from tunefarm.errors import InfrastructureError, WorkerLost
-from tunefarm.trial import Failure, Measurement, Outcome
+from tunefarm.bench.tensors import explained
+from tunefarm.errors import InfrastructureError, SpecError, WorkerLost
+from tunefarm.trial import PREPARE, Failure, Measurement, Outcome
 
 ADVICE = """
 CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
@@ -132,6 +144,66 @@ def test_an_answer_keeps_nothing_alive_and_can_travel() -> None:
     gc.collect()
     assert kept[0]() is None
     assert pickle.loads(pickle.dumps(answer)) == answer
+
+
+# ---- before the first candidate ----
+
+
+def prepare(error: Exception) -> None:
+    """As the meter does: inputs are explained by themselves as well."""
+    with preparing("problem 1000 of fill", [3, 5]), explained("input y of fill"):
+        raise error
+
+
+@pytest.mark.parametrize(("words", "outcome"), STICKY)
+def test_a_sticky_error_while_preparing_costs_the_process_and_the_problem(words: str, outcome: Outcome) -> None:
+    """TF-003: not the sweep."""
+    for error in (*from_torch(words), *from_triton(words)):
+        with pytest.raises(Poisoned) as caught:
+            prepare(error)
+        assert [(a.number, a.outcome, a.why.stage) for a in caught.value.args] == [
+            (3, outcome, PREPARE), (5, outcome, PREPARE),
+        ]  # fmt: skip
+        kind = type(error).__name__
+        assert caught.value.args[0].why.kind == kind
+        assert caught.value.args[0].why.message == f"input y of fill cannot be made: {kind}: {first_line(error)}"
+
+
+def test_a_gpu_that_breaks_while_preparing_is_not_the_users_fault() -> None:
+    for error in from_torch("uncorrectable ECC error encountered"):
+        with pytest.raises(InfrastructureError, match="the GPU is broken: CUDA error: uncorrectable ECC"):
+            prepare(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (ValueError("n is odd"), "look at the workload's inputs"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "take a smaller problem"),
+        (RuntimeError("CUDA error: invalid configuration argument"), "look at the workload's inputs"),
+    ],
+)
+def test_what_else_fails_while_preparing_is_the_users(error: Exception, hint: str) -> None:
+    with pytest.raises(SpecError, match="input y of fill cannot be made") as caught:
+        prepare(error)
+    assert hint in caught.value.hint
+    with pytest.raises(SpecError, match="no such input"), preparing("problem 1000 of fill", [3]):
+        raise SpecError("no such input")
+
+
+def test_a_fault_that_the_preparation_passed_over_is_not_the_first_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one of a reference that is only timed if it can be."""
+
+    def synchronize() -> None:
+        raise RuntimeError("CUDA error: misaligned address")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    with pytest.raises(Poisoned) as caught, preparing("problem 1000 of fill", [3]):
+        pass
+    (answer,) = caught.value.args
+    assert (answer.outcome, answer.why.stage) == (Outcome.ILLEGAL_ACCESS, PREPARE)
+    assert answer.why.message == "problem 1000 of fill cannot be made: RuntimeError: CUDA error: misaligned address"
 
 
 # ---- of a dead process ----

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from farm import GPU, LARGE, events, play, smooth, tunefarm, write_experiment, write_landscape
-from rigged import Pretended, measure_perilously
+from rigged import ILLEGAL, Pretended, measure_perilously
 
 from tunefarm.cli.terminal import closing_table, study_line
 from tunefarm.config import Config, Value
@@ -130,6 +130,29 @@ def test_a_problem_too_large_for_the_gpu_ends_its_own_study(tmp_path: Path, stor
     assert not events(played.ledger, "failed")
     assert [result.status for result in again.results] == [Status.WINNER] * 2
     assert len(set((tmp_path / "roll").read_text().split())) == 3, "nobody but finals wants a fresh process"
+
+
+def spoil() -> None:
+    raise torch.AcceleratorError(ILLEGAL)
+
+
+def test_a_problem_that_loses_the_context_ends_its_own_study(tmp_path: Path, store: Path) -> None:
+    """TF-003: inputs or a reference with a fault of their own; the next problem gets a fresh process."""
+    experiment = write_experiment(tmp_path, problems=[{"n": [4096, 1000], "dtype": "fp32"}], devices=["sm_90"])
+    own = InlineFleet([GPU], num_builders=1)
+    fleet = Pretended(own, partial(measure_perilously, {4096: spoil}, tmp_path / "roll"))
+    try:
+        played = play(experiment, fleet, store, targets=[Target(device=GPU, meter="gpu")])
+    finally:
+        own.close()
+    lost, well = played.results
+    assert (lost.status, well.status) == (Status.NO_WINNER, Status.WINNER)
+    assert lost.reason.startswith(
+        "the problem cannot be measured: AcceleratorError: input y of fill_kernel cannot be made: AcceleratorError: "
+        "CUDA error: an illegal memory access"
+    )
+    assert lost.outcomes.keys() == {Outcome.ILLEGAL_ACCESS}
+    assert not events(played.ledger, "failed")
 
 
 def test_a_problem_that_kills_whoever_prepares_it_ends_its_own_study(tmp_path: Path, store: Path) -> None:

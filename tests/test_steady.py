@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,6 +19,7 @@ from typing import Any, cast
 
 import pytest
 import test_measuring
+import torch
 from farm import GPU, events, play, write_experiment
 from rigged import Pretended, measure_disturbed
 
@@ -22,7 +27,7 @@ from tunefarm.bench import steady
 from tunefarm.bench.loaded import Loaded
 from tunefarm.bench.meter import NUM_WARMUP, Question
 from tunefarm.bench.sampling import alone, in_turn
-from tunefarm.bench.steady import disturbance
+from tunefarm.bench.steady import Watch, Yardstick, disturbance
 from tunefarm.config import Config
 from tunefarm.errors import InfrastructureError
 from tunefarm.fleet.inline import InlineFleet
@@ -90,6 +95,41 @@ def test_who_comes_second_waits_for_the_first_to_end(gpu: str, holder: subproces
             pass
 
 
+def test_a_lock_file_of_another_user_is_opened_not_created(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `fs.protected_regular` asks in a sticky folder."""
+    given = os.open
+    Path(tempfile.gettempdir(), f"tunefarm-{gpu}.lock").touch()
+
+    def protective(path: Any, flags: int, *mode: int) -> int:
+        if flags & os.O_CREAT:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return given(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", protective)
+    with steady.hold(gpu, wait_s=0.0):
+        assert Path(tempfile.gettempdir(), f"tunefarm-{gpu}.lock").read_text() == f"{os.getpid()}\n"
+    with pytest.raises(InfrastructureError, match=rf"tunefarm-{gpu}-new\.lock: the lock .*: Permission denied") as e:
+        steady.hold(f"{gpu}-new", wait_s=0.0)
+    assert "TMPDIR" in e.value.hint
+
+
+def test_a_lock_that_cannot_be_taken_is_not_one_that_is_held(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said at once, by the file's name: nobody else has the GPU."""
+    path = Path(tempfile.gettempdir(), f"tunefarm-{gpu}.lock")
+
+    def lockless(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", lockless)
+        with pytest.raises(InfrastructureError, match=f"{path}: the lock .*: No locks available"):
+            steady.hold(gpu, wait_s=60.0)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(InfrastructureError, match=f"{path}: the lock .*: Is a directory"):
+        steady.hold(gpu, wait_s=60.0)
+
+
 # ---- what was seen ----
 
 
@@ -101,7 +141,7 @@ def test_who_comes_second_waits_for_the_first_to_end(gpu: str, holder: subproces
         ({"num_others": 1}, 0.0, CONTENDED),
         ({"throttle": "power_cap sw_thermal", "sm_mhz": 1200, "temperature_c": 87}, 0.0, THROTTLED),
         ({}, 0.25, "drift: a fixed piece of work took 125% of its usual time"),
-        ({}, -0.2, "drift: a fixed piece of work took 80% of its usual time"),
+        ({}, -0.2, ""),
     ],
     ids=["nothing", "a power cap", "contended", "throttled", "slower", "faster"],
 )
@@ -181,7 +221,7 @@ class Running:
         self._gpu, self._work_ms = gpu, work_ms
         self._taken: list[float] = []
 
-    def sample(self, flush: Any) -> None:
+    def sample(self, flush: Any = None) -> None:
         self._taken.append(self._work_ms / self._gpu.speed)
         self._gpu.now_s += 0.03
 
@@ -225,3 +265,74 @@ def test_clocks_that_move_do_not_decide() -> None:
     forward, backward = list(WORKS_MS), list(reversed(WORKS_MS))
     assert winner(forward, one_by_one) != winner(backward, one_by_one)
     assert winner(forward, by_turns) == winner(backward, by_turns) == 128
+
+
+# ---- the yardstick ----
+
+
+class Contended(Warming):
+    """A GPU that somebody else makes slower at times."""
+
+    speed = 1.0
+
+
+def test_a_bad_first_reading_of_the_yardstick_is_forgotten() -> None:
+    """TF-052: the fastest one is the usual one, and only slower is drift."""
+    gpu = Contended()
+    yardstick = Yardstick(cast(list[Loaded], [Running(gpu, 0.2), Running(gpu, 0.3)]))
+    drifts = []
+    for gpu.speed in (0.5, 1.0, 1.0, 0.8, 1.0):
+        drifts.append(yardstick.drift())
+    assert drifts == pytest.approx([0.0, 0.0, 0.0, 0.25, 0.0])
+
+
+FULL = "CUDA out of memory. Tried to allocate 32.00 MiB. GPU 0 has a total capacity of 16 GiB of which 9 MiB is free"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (torch.OutOfMemoryError(FULL), f"other processes hold the GPU's memory: {FULL}"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "other processes hold the GPU's memory: CUDA error"),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "the GPU is broken: CUDA error: uncorr"),
+        (RuntimeError("CUDA error: unspecified launch failure"), "the GPU fails at known work: CUDA error: unspec"),
+    ],
+    ids=["full", "full for cuBLAS", "broken", "unwell"],
+)
+def test_a_yardstick_that_finds_no_room_accuses_the_machine(error: Exception, said: str) -> None:
+    """TF-054: what fails before any work of the user's is not the user's fault, and another GPU may be well."""
+
+    def fire() -> None:
+        raise error
+
+    class Failing(Running):
+        def sample(self, flush: Any = None) -> None:
+            fire()
+
+    with pytest.raises(InfrastructureError) as e:
+        Yardstick([cast(Loaded, Failing(Warming(), 0.2))]).drift()
+    assert str(e.value.args[0]).startswith(said)
+    assert e.value.hint
+
+
+def test_a_lost_process_tells_what_it_saw_without_the_yardstick() -> None:
+    """Whose CUDA context is gone: reading the yardstick would raise."""
+    assert "drift" not in Watch().end(lost=True)
+
+
+def test_looking_amid_a_question_takes_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that answers slowly is asked seldom; what it said last is told meanwhile."""
+    asked: list[float] = []
+
+    def slowly(**_: Any) -> FrozenMap[Any]:
+        asked.append(time.monotonic())
+        time.sleep(0.02)
+        return FrozenMap(num_others=len(asked))
+
+    monkeypatch.setattr(steady.telemetry, "sample", slowly)
+    watch = Watch()
+    while len(asked) < 2:
+        seen = watch.look()
+    assert asked[1] - asked[0] >= 0.02 / steady.MAX_LOOKING
+    assert seen["disturbed"] == "contended: 2 other processes computed on the GPU"
+    assert watch.look() == seen

@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from farm import GPU
+from rigged import ILLEGAL, Deed, Disturbed, Perilous
 
 from tunefarm import landscape as landscapes
+from tunefarm.bench import worker
 from tunefarm.bench.launch import learn
-from tunefarm.bench.meter import Answers, Candidate, Question
+from tunefarm.bench.meter import Answer, Answers, Candidate, Question
 from tunefarm.bench.tensors import make_inputs
 from tunefarm.bench.worker import BuildRequest, Built, build, measure, probe
 from tunefarm.config import Config
 from tunefarm.device import nominal
-from tunefarm.errors import InfrastructureError, LandscapeError, SpecError
+from tunefarm.errors import InfrastructureError, LandscapeError, SpecError, WorkerLost
 from tunefarm.fleet.inline import InlineFleet
+from tunefarm.fleet.parcel import open_will
 from tunefarm.frozen import FrozenMap
 from tunefarm.landscape import Entry, Landscape, Recorded
+from tunefarm.problem import Problem
+from tunefarm.seams import Retire
 from tunefarm.spec.workload import WorkloadRef, load_workload
-from tunefarm.trial import Outcome
+from tunefarm.trial import PREPARE, Failure, Outcome
 
 WORKLOAD = """
 import torch, triton, triton.language as tl, tunefarm
@@ -168,3 +175,104 @@ def test_without_a_gpu_the_machine_is_at_fault(ref):
         measure(question(ref()))
     with pytest.raises(InfrastructureError, match="no CUDA device"):
         probe()
+
+
+# ---- a process that is lost, and what it had found out ----
+
+CONTENDED = "contended: 1 other processes computed on the GPU"
+KEPT, TWICE = f"kept from a process that was lost, though {CONTENDED}", f"measured twice and still {CONTENDED}"
+FIRST, SECOND, LAST = (Config(params={"BLOCK": size, "MARK": 0}, options={"num_warps": 2}) for size in (64, 128, 256))
+
+
+def poison() -> None:
+    raise RuntimeError(ILLEGAL)
+
+
+def err() -> Failure:
+    return Failure(stage="verify", kind="mismatch", message="output 0")
+
+
+class In:
+    """A deed of one sitting of several; a candidate has its turn once in each."""
+
+    def __init__(self, sitting: int, deed: Deed) -> None:
+        self._left, self._deed = sitting, deed
+
+    def __call__(self) -> Any:
+        self._left -= 1
+        return self._deed() if self._left == 0 else None
+
+
+def sit(times: int, deeds: dict[Any, Deed]) -> Answers | Retire:
+    """What a worker finds out on a GPU that is disturbed a number of times, with candidates that do harm."""
+    worker._meters["gpu"] = Perilous(deeds)
+    worker._watch = Disturbed(CONTENDED, times)  # type: ignore[assignment]
+    candidates = tuple(Candidate(number=n, config=config) for n, config in enumerate((FIRST, SECOND, LAST)))
+    asked = Question(
+        ref=WorkloadRef(call="", kernel="", object="", folder=""), device=GPU, problem=Problem(),
+        variables=FrozenMap(n=1000), candidates=candidates, rung=0, num_samples=3,
+    )  # fmt: skip
+    return measure(asked)
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[InlineFleet]:
+    made = InlineFleet([GPU], num_builders=1)
+    yield made
+    made.close()
+
+
+def found(fleet: InlineFleet, times: int, deeds: dict[Any, Deed]) -> tuple[list[tuple[Outcome, str]], list[str]]:
+    """How each answer ended and what disturbed it, and the notices: told, or left behind as a will."""
+    try:
+        answers = fleet.submit(functools.partial(sit, times, deeds), "measure-0").result(60)
+    except WorkerLost as lost:
+        will = open_will(lost)
+        assert will is not None
+        answers = will.execute(lost)
+    assert isinstance(answers, Answers)
+    assert all(a.measurement.worker == answers.worker for a in answers.answers if a.measurement is not None)
+    assert [answer.number for answer in answers.answers] == list(range(len(answers.answers)))
+    ended = [
+        (a.outcome, str(a.measurement.telemetry.get("disturbed", "")) if a.measurement else "") for a in answers.answers
+    ]
+    return ended, list(answers.notices)
+
+
+GOOD, DISTURBED = (Outcome.OK, ""), (Outcome.OK, CONTENDED)
+POISONED, CRASHED, WRONG = (Outcome.ILLEGAL_ACCESS, ""), (Outcome.CRASHED, ""), (Outcome.WRONG_RESULT, "")
+
+
+@pytest.mark.parametrize(
+    ("times", "deeds", "ended", "notices"),
+    [
+        (0, {LAST: poison}, [GOOD, GOOD, POISONED], []),
+        (1, {LAST: poison}, [DISTURBED, DISTURBED, POISONED], [KEPT]),
+        (0, {LAST: os.abort}, [GOOD, GOOD, CRASHED], []),
+        (1, {LAST: os.abort}, [DISTURBED, DISTURBED, CRASHED], [KEPT]),
+        (1, {LAST: In(2, poison)}, [GOOD, GOOD, POISONED], []),
+        (1, {SECOND: In(2, poison)}, [GOOD, POISONED, DISTURBED], [KEPT]),
+        (2, {FIRST: err, SECOND: In(2, poison)}, [WRONG, POISONED, DISTURBED], [KEPT]),
+        (1, {FIRST: err, LAST: In(2, os.abort)}, [WRONG, GOOD, CRASHED], []),
+        (2, {FIRST: err, LAST: In(2, os.abort)}, [WRONG, DISTURBED, CRASHED], [KEPT]),
+        (1, {FIRST: err}, [WRONG, GOOD, GOOD], []),
+        (2, {FIRST: err}, [WRONG, DISTURBED, DISTURBED], [TWICE]),
+    ],
+    ids=[
+        "poisoned", "poisoned and disturbed", "dead", "dead and disturbed", "poisoned at the end of the second sitting",
+        "poisoned within it", "poisoned in it, disturbed", "dead in it", "dead in it, disturbed", "well", "disturbed",
+    ],
+)  # fmt: skip
+def test_what_was_found_outlives_its_process_with_what_was_seen_of_the_gpu(
+    fleet: InlineFleet, times: int, deeds: dict[Any, Deed], ended: list[tuple[Outcome, str]], notices: list[str]
+) -> None:
+    """TF-003, TF-054: whichever sitting it is lost in; and disturbed times are never kept unsaid."""
+    assert found(fleet, times, deeds) == (ended, notices)
+
+
+def test_who_dies_before_the_first_candidate_keeps_what_an_earlier_sitting_found() -> None:
+    failure = Failure(stage="verify", kind="mismatch", message="output 0")
+    before = Answers(answers=(Answer(number=0, outcome=Outcome.WRONG_RESULT, failure=failure),), busy_s=3.0)
+    told = worker._Unprepared(before=before, numbers=(1,)).execute(WorkerLost("gone", death="SIGABRT"))
+    assert (told.answers[0], told.busy_s) == (before.answers[0], 3.0)
+    assert [(a.number, a.outcome, a.why.stage) for a in told.answers[1:]] == [(1, Outcome.CRASHED, PREPARE)]

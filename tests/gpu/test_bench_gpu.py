@@ -303,6 +303,9 @@ def check_replaced(fleet: InlineFleet, question: Question) -> None:
     first = fleet.submit(functools.partial(measure, question), "measure-0").result(300)
     assert outcomes(first) == [Outcome.OK, Outcome.ILLEGAL_ACCESS]
     assert "illegal memory access" in message(first.answers[1])
+    if telemetry.sample():  # the driver tells of the GPU, also who has lost it
+        assert first.answers[0].measurement.telemetry["sm_mhz"] > 0
+    assert "drift" not in first.answers[0].measurement.telemetry
     rest = dataclasses.replace(question, candidates=(question.candidates[0], question.candidates[2]))
     second = fleet.submit(functools.partial(measure, rest), "measure-0").result(300)
     assert outcomes(second) == [Outcome.OK, Outcome.OK]

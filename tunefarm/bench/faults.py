@@ -6,16 +6,18 @@ process helps. Others leave the process as good as before.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tunefarm.bench.meter import Answer
-from tunefarm.errors import InfrastructureError, WorkerLost
-from tunefarm.trial import Failure, Outcome
+from tunefarm.bench.tensors import explained
+from tunefarm.errors import InfrastructureError, SpecError, WorkerLost
+from tunefarm.trial import PREPARE, Failure, Outcome
 
 MAX_MESSAGE = 400
 """Characters of a failure's message."""
@@ -31,7 +33,8 @@ HOPELESS, SLOW = 100.0, 5.0
 class Poisoned(Exception):
     """The CUDA context is lost; nothing more can be measured in this process.
 
-    Holds the answer of the candidate that did it, or nothing where several were under way and any may have.
+    Holds the answer of the candidate that did it, or nothing where several were under way and any may have; of all
+    candidates where it was lost before the first.
     """
 
 
@@ -71,6 +74,7 @@ SAYINGS: Mapping[str, Fault] = {
     "hardware stack error": _sticky(Outcome.LAUNCH_ERROR),
     "the launch timed out and was terminated": _sticky(Outcome.TIMEOUT),
     "out of memory": Fault(outcome=Outcome.DEVICE_OOM),
+    "CUBLAS_STATUS_ALLOC_FAILED": Fault(outcome=Outcome.DEVICE_OOM),
     "too many resources requested for launch": Fault(outcome=Outcome.OUT_OF_RESOURCES),
     "invalid configuration argument": Fault(outcome=Outcome.LAUNCH_ERROR),
     "invalid argument": Fault(outcome=Outcome.LAUNCH_ERROR),
@@ -131,6 +135,34 @@ def failed(number: int, error: BaseException, *, alone: bool = True) -> Answer:
     if fault.sticky or not _is_sound():
         raise Poisoned(*([answer] if alone else [])) from None
     return answer
+
+
+@contextlib.contextmanager
+def preparing(what: str, numbers: Sequence[int]) -> Iterator[None]:
+    """Explains what fails before the first candidate, as the user's fault only where it is.
+
+    Args:
+        what: is prepared.
+        numbers: of the candidates that wait for it.
+
+    Raises:
+        SpecError: it cannot be made.
+        Poisoned: this process is lost with it, which costs no other problem anything.
+        InfrastructureError: the machine is.
+    """
+    try:
+        with explained(what):
+            yield
+            _settle()  # A fault may have been passed over, or not have shown yet; the first candidate would be blamed.
+    except SpecError as e:
+        error = e.__context__  # what is explained, though people are not shown it
+        if error is None:
+            raise
+        fault = judge(error)
+        if not fault.sticky and _is_sound():
+            raise
+        failure = Failure(stage=PREPARE, kind=type(error).__name__, message=e.args[0][:MAX_MESSAGE])
+        raise Poisoned(*(Answer(number=n, outcome=fault.outcome, failure=failure) for n in numbers)) from None
 
 
 def obituary(lost: WorkerLost, stage: str, patience_s: float) -> Failure:
@@ -200,13 +232,17 @@ def _users_line(error: BaseException) -> str:
 
 def _is_sound() -> bool:
     """Whether the CUDA context still works, which may show only now; True where there is none."""
-    import torch
-
-    cuda: Any = torch.cuda
-    if not cuda.is_initialized():
-        return True
     try:
-        cuda.synchronize()
+        _settle()
     except Exception:
         return False
     return True
+
+
+def _settle() -> None:
+    """Waits for the GPU, where there is one, and raises what went wrong on it."""
+    import torch
+
+    cuda: Any = torch.cuda
+    if cuda.is_initialized():
+        cuda.synchronize()

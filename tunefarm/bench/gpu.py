@@ -9,13 +9,13 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tunefarm.bench.faults import Mislaunched, Poisoned, failed
+from tunefarm.bench.faults import Mislaunched, Poisoned, failed, preparing
 from tunefarm.bench.launch import Launch, call, intercept
 from tunefarm.bench.loaded import Loaded, load_kernel, tensors
 from tunefarm.bench.meter import NUM_WARMUP, Answer, Candidate, Question
 from tunefarm.bench.sampling import Faulted, alone, in_turn
 from tunefarm.bench.telemetry import require_gpu
-from tunefarm.bench.tensors import checksums, explained, make_inputs
+from tunefarm.bench.tensors import checksums, make_inputs
 from tunefarm.bench.verify import (
     Tolerance,
     attainable,
@@ -76,7 +76,8 @@ class GpuMeter:
 
         Raises:
             UserError: the workload cannot be imported, or its inputs or reference fail.
-            InfrastructureError: there is no GPU.
+            Poisoned: the CUDA context is lost; holds an answer for each candidate.
+            InfrastructureError: there is no GPU, or it is broken.
         """
         key = (question.ref, question.variables, question.seed, question.atol, question.rtol, question.same_bits)
         if key == self._key:
@@ -85,7 +86,8 @@ class GpuMeter:
         require_gpu()
         workload = load_workload(question.ref)
         try:
-            with explained(f"problem {question.problem.label} of {workload.name}"):
+            numbers = [candidate.number for candidate in question.candidates]
+            with preparing(f"problem {question.problem.label} of {workload.name}", numbers):
                 self._make(workload, question)
         except BaseException:
             self.close()

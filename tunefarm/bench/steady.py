@@ -8,18 +8,22 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from tunefarm.bench import telemetry
+from tunefarm.bench.faults import MAX_MESSAGE, first_line, judge
 from tunefarm.bench.loaded import Loaded
 from tunefarm.errors import InfrastructureError
 from tunefarm.frozen import FrozenMap
+from tunefarm.trial import Outcome
 
 MAX_DRIFT = 0.1
-"""Share by which the yardstick may differ from its first reading. A power cap, which a sweep of matrix products meets
+"""Share by which the yardstick may be slower than it has been. A power cap, which a sweep of matrix products meets
 all the time, moves it by less; half the clocks, or half a GPU, by far more."""
+MAX_LOOKING = 0.05
+"""Share of its time in which a measuring process may ask the driver about the GPU while candidates wait."""
 NUM_READINGS, NUM_WARM_UP = 5, 50
 SLOWDOWNS = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "power_brake"})
 """Throttle reasons that pass, so that measuring again helps; a power cap is part of what a kernel costs."""
@@ -27,36 +31,66 @@ WAIT_S = 120.0
 """How long a measuring process waits for another one to leave its GPU."""
 
 
+@contextlib.contextmanager
+def _machines_fault() -> Iterator[None]:
+    """Blames the machine for whatever torch raises: nothing of the user's is at work here.
+
+    Raises:
+        InfrastructureError: what failed, and the remedy.
+    """
+    try:
+        yield
+    except RuntimeError as e:
+        words = first_line(e)[:MAX_MESSAGE]
+        if judge(e).outcome is Outcome.DEVICE_OOM:
+            raise InfrastructureError(
+                f"other processes hold the GPU's memory: {words}",
+                hint="end them, or give this sweep another GPU by CUDA_VISIBLE_DEVICES",
+            ) from None
+        raise InfrastructureError(f"the GPU fails at known work: {words}", hint="see `tunefarm doctor`") from None
+
+
 class Yardstick:
     """A fixed piece of work of the tensor cores and of the memory, timed now and then: it tells drift from difference.
 
     Long enough (some 0.2 ms each) that starting it does not count, and warmed up before its first reading, when clocks
     are low and libraries are loaded.
+
+    Args:
+        work: other pieces of work.
     """
 
-    def __init__(self) -> None:
-        self._work: list[Loaded] = []
+    def __init__(self, work: Iterable[Loaded] = ()) -> None:
+        self._work = list(work)
         self._usual_ms: list[float] = []
 
+    @_machines_fault()
     def drift(self) -> float:
-        """The greatest ratio of one of its readings to the first one, minus 1; negative where the GPU was faster."""
+        """The greatest ratio of one of its readings to the fastest so far, minus 1.
+
+        A fast reading cannot be wrong, and the first one may be: somebody else was at work then.
+
+        Raises:
+            InfrastructureError: the GPU is full or broken.
+        """
         if not self._work:
             self._prepare()
         now_ms = [self._read(work, NUM_READINGS) for work in self._work]
-        self._usual_ms = self._usual_ms or now_ms
-        return max((now / usual - 1 for now, usual in zip(now_ms, self._usual_ms, strict=True)), key=abs)
+        self._usual_ms = list(map(min, now_ms, self._usual_ms or now_ms))
+        return max(now / usual - 1 for now, usual in zip(now_ms, self._usual_ms, strict=True))
 
     def _prepare(self) -> None:
         import torch
 
         a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
         out, room = torch.empty_like(a), torch.zeros(256 << 20, dtype=torch.int8, device="cuda")
-        self._work = [
+        made = [
             Loaded(fire=lambda: torch.mm(a, a, out=out), timer="hot"),
             Loaded(fire=lambda: room.bitwise_not_(), timer="hot"),
         ]
-        for work in self._work:
+        for work in made:
             self._read(work, NUM_WARM_UP)
+        self._work = made
 
     @staticmethod
     def _read(work: Loaded, num: int) -> float:
@@ -72,18 +106,21 @@ class Watch:
         self._yardstick = Yardstick()
         self._lock: IO[str] | None = None
         self._since_s = 0.0
+        self._seen: FrozenMap[Any] = FrozenMap()
+        self._look_again_s = 0.0
 
+    @_machines_fault()
     def begin(self) -> None:
         """Before a question: takes the GPU, at the first one waiting for it.
 
         Raises:
-            InfrastructureError: there is none, or another measuring process keeps it.
+            InfrastructureError: there is none, it is full or broken, or another measuring process keeps it.
         """
         telemetry.require_gpu()
         self._lock = self._lock or hold(telemetry.uuid())
         if not self._since_s:
             self._yardstick.drift()
-        self._since_s = time.time()
+        self._since_s, self._look_again_s = time.time(), 0.0
 
     def release(self) -> None:
         """Lets another process have the GPU."""
@@ -91,12 +128,34 @@ class Watch:
             self._lock.close()
             self._lock = None
 
-    def end(self) -> FrozenMap[Any]:
-        """After a question: what was seen of the GPU, with `disturbed` where its times are not to be trusted."""
-        drift = self._yardstick.drift()
-        seen = FrozenMap(telemetry.sample(since_s=self._since_s), drift=round(drift, 4))
-        reason = disturbance(seen, drift)
-        return FrozenMap(seen, disturbed=reason) if reason else seen
+    def look(self) -> FrozenMap[Any]:
+        """Amid a question: what was seen of the GPU since it began, as `end` would say it but for the drift.
+
+        As new as can be had in `MAX_LOOKING` of the time.
+        """
+        began_s = time.monotonic()
+        if began_s >= self._look_again_s:
+            self._seen = _marked(telemetry.sample(since_s=self._since_s))
+            self._look_again_s = began_s + (time.monotonic() - began_s) / MAX_LOOKING
+        return self._seen
+
+    def end(self, *, lost: bool = False) -> FrozenMap[Any]:
+        """After a question: what was seen of the GPU, with `disturbed` where its times are not to be trusted.
+
+        Args:
+            lost: this process's CUDA context is: the driver can still be asked, but the yardstick not read.
+
+        Raises:
+            InfrastructureError: the GPU is full or broken.
+        """
+        drift = 0.0 if lost else self._yardstick.drift()
+        seen = telemetry.sample(since_s=self._since_s)
+        return _marked(seen if lost else FrozenMap(seen, drift=round(drift, 4)), drift)
+
+
+def _marked(seen: FrozenMap[Any], drift: float = 0.0) -> FrozenMap[Any]:
+    reason = disturbance(seen, drift)
+    return FrozenMap(seen, disturbed=reason) if reason else seen
 
 
 def disturbance(seen: Mapping[str, Any], drift: float) -> str:
@@ -110,7 +169,7 @@ def disturbance(seen: Mapping[str, Any], drift: float) -> str:
         return f"contended: {seen['num_others']} other processes computed on the GPU"
     if slowed := sorted(SLOWDOWNS.intersection(str(seen.get("throttle", "")).split())):
         return f"throttled: {' '.join(slowed)} at {seen.get('sm_mhz')} MHz, {seen.get('temperature_c')} degrees C"
-    if abs(drift) > MAX_DRIFT:
+    if drift > MAX_DRIFT:
         return f"drift: a fixed piece of work took {1 + drift:.0%} of its usual time"
     return ""
 
@@ -128,16 +187,15 @@ def hold(uuid: str, wait_s: float = WAIT_S) -> IO[str]:
         The lock; keep it.
 
     Raises:
-        InfrastructureError: another process keeps the GPU.
+        InfrastructureError: another process keeps the GPU, or its lock cannot be taken.
     """
     path = Path(tempfile.gettempdir(), f"tunefarm-{uuid}.lock")
-    with _umask(0):  # sweeps of other users wait for it, too
-        lock = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
+    lock = _open_for_all(path)
     give_up_s = time.monotonic() + wait_s
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             if time.monotonic() > give_up_s:
                 holder = lock.read().strip() or "unknown"
                 lock.close()
@@ -147,10 +205,34 @@ def hold(uuid: str, wait_s: float = WAIT_S) -> IO[str]:
                 ) from None
             time.sleep(0.2)
             continue
+        except OSError as e:
+            lock.close()
+            raise _unlockable(path, e) from None
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
         return lock
+
+
+def _open_for_all(path: Path) -> IO[str]:
+    """A lock file that sweeps of other users wait for, too."""
+    try:
+        try:
+            # A file of somebody else may be opened, but in a sticky folder Linux lets nobody offer to create it.
+            lock = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            with _umask(0):
+                lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as e:
+        raise _unlockable(path, e) from None
+    return os.fdopen(lock, "r+")
+
+
+def _unlockable(path: Path, error: OSError) -> InfrastructureError:
+    return InfrastructureError(
+        f"{path}: the lock that keeps other sweeps from the GPU cannot be taken: {error.strerror}",
+        hint="remove the file while no sweep runs, or set TMPDIR to a folder on a local disk",
+    )
 
 
 @contextlib.contextmanager

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Collection
 from typing import Any
 
 from tunefarm.device import Device
@@ -47,45 +48,46 @@ def toolchain() -> FrozenMap[str]:
     for name in ("torch", "triton"):
         with contextlib.suppress(ImportError):
             versions[name] = str(__import__(name).__version__)
-    with _nvml() as nvml:
-        if nvml is not None:
-            driver = nvml.nvmlSystemGetDriverVersion()
-            versions["driver"] = driver.decode() if isinstance(driver, bytes) else str(driver)
+    if (nvml := _nvml()) is not None:
+        driver = nvml.nvmlSystemGetDriverVersion()
+        versions["driver"] = driver.decode() if isinstance(driver, bytes) else str(driver)
     return FrozenMap(versions)
 
 
 def sample(index: int = 0, since_s: float | None = None) -> FrozenMap[Any]:
     """Clocks, temperature, power, throttle reasons and other processes on the GPU; empty where NVML is absent.
 
+    Asks the driver alone, so that a process whose CUDA context is lost can still tell.
+
     Args:
         index: the GPU's, as torch sees it.
         since_s: a moment of `time.time`; the processes that computed since then are counted.
     """
-    with _nvml() as nvml:
-        if nvml is None:
-            return FrozenMap()
-        try:
-            handle = nvml.nvmlDeviceGetHandleByUUID(uuid(index).encode())
-            reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-            return FrozenMap(
-                sm_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-                memory_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-                temperature_c=nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-                power_w=round(nvml.nvmlDeviceGetPowerUsage(handle) / 1000, 1),
-                throttle=" ".join(word for bit, word in _THROTTLE.items() if reasons & bit),
-                # In a container NVML may not see the others; then the count is of ours alone.
-                num_processes=len(nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
-                **_others(nvml, handle, since_s),
-            )
-        except nvml.NVMLError:
-            return FrozenMap()
+    if (nvml := _nvml()) is None:
+        return FrozenMap()
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid(index).encode())
+        reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+        running = [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+        return FrozenMap(
+            sm_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            memory_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+            temperature_c=nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            power_w=round(nvml.nvmlDeviceGetPowerUsage(handle) / 1000, 1),
+            throttle=" ".join(word for bit, word in _THROTTLE.items() if reasons & bit),
+            # In a container NVML may not see the others; then the count is of ours alone.
+            num_processes=len(running),
+            **_others(nvml, handle, running, since_s),
+        )
+    except nvml.NVMLError:
+        return FrozenMap()
 
 
 BUSY_PERCENT = 5
 """Share of a GPU's time from which another process counts as being at work there."""
 
 
-def _others(nvml: Any, handle: Any, since_s: float | None) -> dict[str, int]:
+def _others(nvml: Any, handle: Any, running: Collection[int], since_s: float | None) -> dict[str, int]:
     """How many processes other than this one computed since a moment, where the driver tells."""
     if since_s is None:
         return {}
@@ -94,10 +96,13 @@ def _others(nvml: Any, handle: Any, since_s: float | None) -> dict[str, int]:
     except nvml.NVMLError:  # also says so where nobody was at work
         return {}
     busy = {sample.pid for sample in samples if sample.smUtil >= BUSY_PERCENT}
+    if os.getpid() in running:
+        return {"num_others": len(busy - {os.getpid()})}
     # In a container our own process has another number outside: then one of them is taken to be us.
-    return {"num_others": len(busy - {os.getpid()}) if os.getpid() in busy else max(0, len(busy) - 1)}
+    return {"num_others": max(0, len(busy) - 1)}
 
 
+@functools.cache
 def uuid(index: int = 0) -> str:
     """The driver's name of the GPU that torch sees under an index."""
     import torch
@@ -106,16 +111,13 @@ def uuid(index: int = 0) -> str:
     return name if name.startswith(("GPU-", "MIG-")) else f"GPU-{name}"
 
 
-@contextlib.contextmanager
-def _nvml() -> Iterator[Any]:
+@functools.cache
+def _nvml() -> Any:
+    """NVML, open for as long as the process lives: opening it takes longer than asking it; None where there is none."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
     except Exception:  # no package, no library or no driver: all mean that nothing can be read
-        yield None
-        return
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()
+        return None
+    return pynvml

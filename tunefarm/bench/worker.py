@@ -161,16 +161,17 @@ class _Unmeasured:
     def execute(self, lost: WorkerLost) -> Answers | str:
         """The candidate is to blame; where there were several, nobody is, and each is to be tried by itself."""
         if self.at is None:
-            return self.answers if self.answers.answers else str(lost)
+            return _told(self.answers, is_lost=True) if self.answers.answers else str(lost)
         outcome = Outcome.TIMEOUT if lost.death == "hung" else Outcome.CRASHED
         guilty = Answer(number=self.at, outcome=outcome, failure=obituary(lost, "launch", self.patience_s))
-        return dataclasses.replace(self.answers, answers=(*self.answers.answers, guilty))
+        return _told(dataclasses.replace(self.answers, answers=(*self.answers.answers, guilty)), is_lost=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Unprepared:
-    """The will of a measuring job before its first candidate."""
+    """The will of a measuring job before the first candidate of a sitting; the answers of an earlier one stay."""
 
+    before: Answers
     numbers: tuple[int, ...]
     sure: bool = False  # A broken GPU shows when it is first used.
 
@@ -178,7 +179,11 @@ class _Unprepared:
         """The problem is to blame, by its inputs or its reference."""
         outcome = Outcome.TIMEOUT if lost.death == "hung" else Outcome.CRASHED
         failure = obituary(lost, PREPARE, CEILING_S)
-        return Answers(answers=tuple(Answer(number=n, outcome=outcome, failure=failure) for n in self.numbers))
+        blamed = (Answer(number=n, outcome=outcome, failure=failure) for n in self.numbers)
+        return dataclasses.replace(self.before, answers=(*self.before.answers, *blamed))
+
+
+_NOTHING = Answers(answers=())
 
 
 def measure(question: Question) -> Answers | Retire:
@@ -197,19 +202,22 @@ def measure(question: Question) -> Answers | Retire:
         return Retire(again=True)
     _worn = _worn or not question.fresh
     result, is_lost = _sit(question)
-    disturbed = [a for a in result.answers if a.measurement is not None and a.measurement.telemetry.get("disturbed")]
+    disturbed = {answer.number for answer in result.answers if _disturbance(answer)}
     if disturbed and not is_lost:
         # What disturbs passes, mostly: once more, and then it is said.
-        numbers = {answer.number for answer in disturbed}
-        candidates = tuple(candidate for candidate in question.candidates if candidate.number in numbers)
-        again, is_lost = _sit(dataclasses.replace(question, candidates=candidates))
-        result = _instead(result, again)
+        candidates = tuple(candidate for candidate in question.candidates if candidate.number in disturbed)
+        good = tuple(answer for answer in result.answers if answer.number not in disturbed)
+        before = dataclasses.replace(result, answers=good)
+        again, is_lost = _sit(dataclasses.replace(question, candidates=candidates), before)
+        later = {answer.number: answer for answer in again.answers}
+        result = dataclasses.replace(again, answers=tuple(later.get(a.number, a) for a in result.answers))
+    result = _told(result, is_lost=is_lost)
     return Retire(result) if is_lost else result
 
 
-def _sit(question: Question) -> tuple[Answers, bool]:
-    """The answers to a question, and whether the process is lost with them."""
-    sitting = _Sitting(question)
+def _sit(question: Question, before: Answers = _NOTHING) -> tuple[Answers, bool]:
+    """The answers to a question with those of an earlier sitting, and whether the process is lost with them."""
+    sitting = _Sitting(question, before)
     is_lost = False
     if not question.landscape:
         _watch.begin()
@@ -225,23 +233,24 @@ def _sit(question: Question) -> tuple[Answers, bool]:
         sitting.found += [_too_large(number, e) for number in sitting.left]
     if question.landscape:
         return sitting.so_far(), False
-    # A lost context can tell nothing more.
-    return _signed(sitting.so_far(), FrozenMap() if is_lost else _watch.end()), is_lost
+    return sitting.so_far(_watch.end(lost=is_lost)), is_lost
 
 
-def _instead(first: Answers, second: Answers) -> Answers:
-    """Answers with those of a second sitting in place of the first one's, and what is still to be said of them."""
-    later = {answer.number: answer for answer in second.answers}
-    said = [a.measurement.telemetry.get("disturbed") for a in second.answers if a.measurement is not None]
-    notices = tuple(f"measured twice and still {reason}" for reason in dict.fromkeys(said) if reason)
-    return dataclasses.replace(
-        second,
-        answers=tuple(later.get(answer.number, answer) for answer in first.answers),
-        startup_s=first.startup_s + second.startup_s,
-        busy_s=first.busy_s + second.busy_s,
-        num_compiled=first.num_compiled + second.num_compiled,
-        notices=tuple(dict.fromkeys((*first.notices, *second.notices, *notices))),
-    )
+def _disturbance(answer: Answer) -> str:
+    return str(answer.measurement.telemetry.get("disturbed", "")) if answer.measurement is not None else ""
+
+
+def _told(result: Answers, *, is_lost: bool) -> Answers:
+    """Answers with a notice of why times among them are not to be trusted.
+
+    Args:
+        result: the answers.
+        is_lost: the process is, and could not measure all that was disturbed once more.
+    """
+    how = "kept from a process that was lost, though" if is_lost else "measured twice and still"
+    reasons = (reason for answer in result.answers if (reason := _disturbance(answer)))
+    notices = dict.fromkeys((*result.notices, *(f"{how} {reason}" for reason in reasons)))
+    return dataclasses.replace(result, notices=tuple(notices))
 
 
 class _Sitting:
@@ -249,10 +258,14 @@ class _Sitting:
 
     Attributes:
         found: the answers by now.
+
+    Args:
+        question: what is asked.
+        before: the answers of an earlier sitting that stay.
     """
 
-    def __init__(self, question: Question) -> None:
-        self._question = question
+    def __init__(self, question: Question, before: Answers) -> None:
+        self._question, self._before = question, before
         self._meter = _meter("replay" if question.landscape else "gpu")
         self._startup_s, self._began = 0.0, time.monotonic()
         self._compiled: Callable[[], int] = lambda: 0
@@ -265,19 +278,23 @@ class _Sitting:
         answered = {answer.number for answer in self.found}
         return [c.number for c in self._question.candidates if c.number not in answered]
 
-    def so_far(self) -> Answers:
-        """What is known by now."""
+    def so_far(self, seen: FrozenMap[Any] | None = None) -> Answers:
+        """What is known by now, signed with who measured it and what was seen of the GPU; a replay's has its own."""
+        before, worker = self._before, f"{socket.gethostname()}:{os.getpid()}"
+        found = self.found if seen is None else [_signed(answer, worker, seen) for answer in self.found]
         return Answers(
-            answers=tuple(self.found), worker=f"{socket.gethostname()}:{os.getpid()}", startup_s=self._startup_s,
-            busy_s=time.monotonic() - self._began, num_compiled=self._compiled(), toolchain=self._toolchain,
-            reference_ms=self._meter.reference_ms, notices=self._meter.notices,
+            answers=(*before.answers, *found), worker=worker, startup_s=before.startup_s + self._startup_s,
+            busy_s=before.busy_s + time.monotonic() - self._began,
+            num_compiled=before.num_compiled + self._compiled(), toolchain=self._toolchain,
+            reference_ms=self._meter.reference_ms,
+            notices=tuple(dict.fromkeys((*before.notices, *self._meter.notices))),
         )  # fmt: skip
 
     def prepare(self) -> None:
         """Makes the meter ready for the problem."""
         global _started
         if not self._question.landscape:
-            leave(_Unprepared(numbers=tuple(self.left)), CEILING_S)
+            leave(_Unprepared(before=self._before, numbers=tuple(self.left)), CEILING_S)
         self._meter.prepare(self._question)
         if not _started:
             # The first problem's preparation loads CUDA libraries; it is start-up, not measuring.
@@ -313,10 +330,12 @@ class _Sitting:
         if not self._question.landscape:  # A replay does nothing that one could die of.
             num_samples = max(self._question.num_samples, self._question.max_samples)
             patience_s = pace.patience_s(NUM_WARMUP + num_samples + 1) * (len(left) if several else 1)
-            answers = _signed(self.so_far(), FrozenMap())
             if several:  # Times of a sitting that did not end are worth nothing.
+                answers = self.so_far()
                 failures = tuple(answer for answer in answers.answers if answer.measurement is None)
                 answers = dataclasses.replace(answers, answers=failures)
+            else:
+                answers = self.so_far(_watch.look() if self.found else FrozenMap())
             leave(_Unmeasured(answers=answers, at=at, patience_s=patience_s), patience_s)
         return at
 
@@ -332,15 +351,13 @@ def _meter(kind: str) -> Meter:
     return _meters[kind]
 
 
-def _signed(result: Answers, seen: FrozenMap[Any]) -> Answers:
-    """The answers with who measured them, and in what state the GPU was."""
-    answers = tuple(
-        dataclasses.replace(a, measurement=dataclasses.replace(a.measurement, telemetry=seen, worker=result.worker))
-        if a.measurement is not None
-        else a
-        for a in result.answers
+def _signed(answer: Answer, worker: str, seen: FrozenMap[Any]) -> Answer:
+    """The answer with who measured it, and in what state the GPU was."""
+    if answer.measurement is None:
+        return answer
+    return dataclasses.replace(
+        answer, measurement=dataclasses.replace(answer.measurement, telemetry=seen, worker=worker)
     )
-    return dataclasses.replace(result, answers=answers)
 
 
 def _toolchain(question: Question) -> FrozenMap[str]:
