@@ -3,10 +3,12 @@ that dies."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -327,6 +329,40 @@ def test_noise_orders_the_default_config_of_the_first_problem(
     empty = write_experiment(tmp_path, problems=[{"n": 0, "dtype": "fp32"}])
     with pytest.raises(UserError, match="only empty problems"):
         noise.order([empty], "sm_90")
+
+
+class Turns:
+    """In the place of what is launched: notes its turns, and takes times from a list, over and over."""
+
+    def __init__(self, name: str, turns: list[str], times_ms: Sequence[float]) -> None:
+        self.name, self.turns, self.times_ms, self.taken = name, turns, itertools.cycle(times_ms), 0
+
+    def sample(self, flush: object) -> None:
+        self.turns.append(self.name)
+        self.taken += 1
+
+    def durations_ms(self) -> list[float]:
+        taken, self.taken = self.taken, 0
+        return list(itertools.islice(self.times_ms, taken))
+
+    def renew(self) -> None:
+        pass
+
+
+def test_noise_takes_its_samples_as_finals_do(tmp_path: Path) -> None:
+    """In another order each time, and until the medians are known: 20 to 100 rounds."""
+    resolved = open_experiment(write_experiment(tmp_path))
+    (study,) = sitting.studies(resolved, GPU)
+    subject = noise.Subject(resolved=resolved, study=study, built=None, apart=False)
+    turns: list[list[str]] = []
+    for seed in range(2):
+        turns.append([])
+        a, b = noise.alternate([Turns(name, turns[-1], [2.0]) for name in "ab"], None, subject.question(seed))
+        assert a == b == [2.0] * 20
+    assert sorted(turns[0]) == sorted(turns[1])
+    assert turns[0] != turns[1]
+    a, b = noise.alternate([Turns(name, [], [1.0, 2.0]) for name in "ab"], None, subject.question(0))
+    assert len(a) == len(b) == 100
 
 
 def test_noise_sums_up() -> None:
