@@ -46,6 +46,7 @@ def test_checks_differ_from_the_problem_where_they_say_so(write):
 
 
 BAD_CHECKS = [
+    ("checks: [{N: 3}]", "checks[0].N", "'N' is no variable of problem"),
     ("checks: [{M: N - 1}]", "checks[0].M", "'N' is no variable of problem"),
     ("checks: [{M: 1.5}]", "checks[0]", "whole number"),
     ("checks: [{inputs: {y: {offset: 1}}}]", "checks[0]", "'y' is no input"),

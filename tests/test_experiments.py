@@ -109,7 +109,7 @@ def test_a_replay_of_softmax_finds_the_best(tmp_path: Path, fleet: Fleet) -> Non
         assert found is not None
         medians = {e.config: median(e.samples_ms) for e in found.entries if e.samples_ms}
         assert medians[result.winner.config] <= 1.03 * min(medians.values()), result.study.label
-        assert result.num_measured <= 60 < result.num_candidates
+        assert result.num_measured <= 60 < result.num_candidates / 4
         if result.study.variables["n_cols"] >= 1024:
             assert found.reference_ms is not None
             assert min(medians.values()) < found.reference_ms

@@ -256,8 +256,10 @@ def test_the_memo_keeps_the_first_word_and_knows_builds_failures_and_finals() ->
     assert memo.get("s", "B=2", -1)["outcome"] == "compile_error"  # type: ignore[index]
     assert memo.get("other", "B=1", 0) is None
     assert memo.build("s", "B=1")["build"] == {"registers": 32}  # type: ignore[index]
-    assert memo.finals("s")["configs"] == ["B=1"]  # type: ignore[index]
-    assert memo.build("s", "B=2") is memo.finals("other") is None
+    assert memo.sitting("s", "finals", ["B=1"])["configs"] == ["B=1"]  # type: ignore[index]
+    assert memo.sitting("s", "finals", ["B=1", "B=2"]) is None
+    assert memo.sitting("s", "unified", ["B=1"]) is None
+    assert memo.build("s", "B=2") is memo.sitting("other", "finals", ["B=1"]) is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import bench_kernels as k
@@ -48,13 +49,40 @@ def test_zeroed_arguments_are_known_by_their_storage() -> None:
     assert ready.zeroed == {y.untyped_storage().data_ptr()}
 
 
-def test_those_who_sit_together_share_what_is_alike() -> None:
-    """Size, type, strides and alignment: all else keeps its own, and so do scalars."""
-    first = loaded(workload(), x=torch.zeros(32), y=torch.zeros(32), n=32)
-    second = loaded(workload(), x=torch.zeros(32), y=torch.zeros(32), n=31)
-    shared = second.sharing(first.arguments)
+def writing(**arguments: Any) -> Loaded:
+    """A launch that was seen to write into y."""
+    made = loaded(workload(), **arguments)
+    made.written = frozenset({"y"})
+    return made
+
+
+def test_those_who_sit_together_write_to_the_same_place() -> None:
+    """Where size, type, strides and alignment agree: all else keeps its own, and so does what is only read."""
+    first = writing(x=torch.zeros(32), y=torch.zeros(32), n=32)
+    shared = writing(x=torch.ones(32), y=torch.zeros(32), n=31).sharing(first.arguments)
     assert shared.arguments["y"] is first.arguments["y"]
     assert shared.arguments["n"] == 31
     for other in (torch.zeros(33), torch.zeros(32, dtype=torch.int32), torch.zeros(64)[::2], torch.zeros(33)[1:]):
-        unlike = loaded(workload(), x=first.arguments["x"], y=other, n=32)
+        unlike = writing(x=first.arguments["x"], y=other, n=32)
         assert unlike.sharing(first.arguments) is unlike
+
+
+def test_what_is_read_stays_each_one_s_own() -> None:
+    """A table of padded ids has the same size for every config, and other content."""
+    first = writing(x=torch.arange(4.0), y=torch.zeros(4), n=4)
+    second = writing(x=torch.arange(4.0).flip(0), y=torch.zeros(4), n=4)
+    assert second.sharing(first.arguments).arguments["x"].tolist() == [3.0, 2.0, 1.0, 0.0]
+
+
+def test_a_descriptor_that_is_written_through_points_to_the_same_place() -> None:
+    @dataclass
+    class Descriptor:
+        base: torch.Tensor
+        block: int
+
+    first = writing(x=torch.zeros(4), y=Descriptor(torch.zeros(4), 2), n=4)
+    second = writing(x=torch.zeros(4), y=Descriptor(torch.zeros(4), 1), n=4)
+    shared = second.sharing(first.arguments).arguments["y"]
+    assert shared.base is first.arguments["y"].base
+    assert shared.block == 1
+    assert second.arguments["y"].base is not shared.base

@@ -54,6 +54,16 @@ def test_make_targets_exist():
     assert all(f"\n{target}:" in (ROOT / "Makefile").read_text() for target in targets)
 
 
+def test_the_checks_shown_are_read(tmp_path):
+    (block,) = re.findall(r"```text\n(checks:.*?)```", README, flags=re.DOTALL)
+    head = "name: x\nworkload: kernels.py:workload\nproblems: [{n_rows: 4, n_cols: 64}]\ndevices: [sm_90]\n"
+    path = tmp_path / "x.yaml"
+    path.write_text(head + block)
+    experiment = load_experiment(path)
+    assert len(experiment.checks) == 5
+    assert (experiment.accept.same_bits, experiment.accept.one_config_over) == ("repeat", ("n_rows",))
+
+
 def test_the_experiment_without_python_loads(tmp_path):
     (block,) = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
     path = tmp_path / "experiment.yaml"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from farm import play, smooth, write_experiment, write_landscape
+from farm import events, play, smooth, write_experiment, write_landscape
 
 from tunefarm.config import Config, Value
 from tunefarm.seams import Fleet
@@ -40,6 +40,17 @@ def test_problems_that_share_one_config(tmp_path: Path, fleet: Fleet, store: Pat
     for winner in winners:
         assert winner is not None
         assert winner.gain == winner.default_ms / winner.median_ms
+
+
+def test_a_driver_that_goes_on_holds_no_sitting_again(tmp_path: Path, fleet: Fleet, store: Path) -> None:
+    """TF-057: the same ledger gives the same decisions."""
+    experiment = write_experiment(tmp_path, problems=PROBLEMS, accept={"one_config_over": ["n"]})
+    write_landscape(experiment)
+    first = play(experiment, fleet, store)
+    again = play(experiment, fleet, store)
+    assert [result.winner for result in again.results] == [result.winner for result in first.results]
+    assert len(events(again.ledger, "unified")) == 3
+    assert len(events(again.ledger, "winner")) == len(events(first.ledger, "winner"))
 
 
 def test_other_variables_keep_studies_apart(tmp_path: Path, fleet: Fleet, store: Path) -> None:

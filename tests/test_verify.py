@@ -273,9 +273,11 @@ def test_without_a_default_no_candidate_has_its_bits():
         ref=WorkloadRef(call="", kernel="", object="", folder=""), device=nominal("sm_90"), problem=Problem(),
         variables=FrozenMap(), candidates=(), rung=0, num_samples=3, same_bits="default",
     )  # fmt: skip
-    failure = GpuMeter()._check(Candidate(number=0, config=Config()), torch.ones(4), asked)
-    assert failure is not None
-    assert failure.message.startswith("accept.same_bits is default, and there is no default config that can be built")
+    answer = GpuMeter()._without_baseline(Candidate(number=0, config=Config()), asked)
+    assert answer is not None
+    assert answer.why.message.startswith(
+        "accept.same_bits is default, and there is no default config that can be built"
+    )
 
 
 # ---- what the reference itself attains ----
@@ -293,3 +295,30 @@ def test_tf_036_a_tolerance_below_the_references_own_error_is_widened_to_twice_t
     assert mismatch(own, [exact], wide) is None
     loose = Tolerance(atol=1.0, rtol=0.05)
     assert attainable(loose, own, [exact]) == loose
+
+
+def test_tf_036_one_element_that_is_missed_does_not_let_the_others_through():
+    exact = torch.tensor([1e-9, 1.0, 2.0], dtype=torch.float64)
+    own = torch.tensor([1e-5, 1.0, 2.0])
+    for given in (Tolerance(atol=1e-8, rtol=1e-3), Tolerance(atol=0.0, rtol=1e-3), Tolerance(atol=0.0, rtol=0.0)):
+        wide = attainable(given, own, [exact])
+        assert mismatch(own, [exact], wide) is None
+        assert mismatch(torch.zeros(3), [exact], wide) is not None
+
+
+# ---- outputs of all sizes and kinds ----
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_huge_value_does_not_let_the_others_through(dtype):
+    exact = values(1000)
+    exact[7] = 1e20
+    assert mismatch(exact.to(dtype), [exact]) is None
+    assert mismatch(torch.zeros(1000, dtype=dtype), [exact]) is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_ids_are_right_or_wrong(dtype):
+    exact = torch.tensor([2**24 if dtype is torch.int32 else 2**53])
+    assert mismatch(exact.to(dtype), [exact]) is None
+    assert mismatch(exact.to(dtype) + 1, [exact]) is not None

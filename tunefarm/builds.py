@@ -17,7 +17,7 @@ from tunefarm.config import Config
 from tunefarm.dispatch import Done
 from tunefarm.errors import InfrastructureError, SpecError
 from tunefarm.plan import Call
-from tunefarm.schedule.events import Job
+from tunefarm.schedule.events import OVERDUE, Job
 from tunefarm.source import source_hash
 from tunefarm.spec.experiment import Resolved
 from tunefarm.spec.workload import load_workload
@@ -151,7 +151,7 @@ class BuildBoard:
             raise InfrastructureError(f"a build was given up: {done.given_up}")
         key = done.job.removeprefix("build:")
         if done.condemned:
-            timed_out = "killed after" in done.condemned
+            timed_out = OVERDUE in done.condemned
             outcome = Outcome.COMPILE_TIMEOUT if timed_out else Outcome.CRASHED
             kind = "Timeout" if timed_out else "WorkerLost"
             failure = Failure(stage="build", kind=kind, message=done.condemned)

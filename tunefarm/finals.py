@@ -31,7 +31,7 @@ class Finals:
         search: whose finalists compete.
         minutes: where it is recorded, and what an earlier driver found out.
         tally: what it costs.
-        build: compiles finalists for the study's own call.
+        build: compiles finalists for the study's own call, as far as they are not.
         candidate: a finalist as the study's own call needs it.
         question: makes a question about candidates: of a check, with the default built for it, or of the study's call.
         checks: further calls that they must get right; empty where nothing can be launched.
@@ -50,38 +50,23 @@ class Finals:
         """Who wins, or None when no finalist is left. Those that fail a check give their place to the next ones."""
         num_refused = 0
         while numbers := self.search.finalists():
-            if known_failures := self._remembered(numbers):
-                self.search.refuse(known_failures)
-                num_refused += len(known_failures)
+            if refused := self._remembered(numbers):
+                self.search.take(refused)
+                num_refused += len(refused)
                 continue
-            known = self.minutes.memo.finals(self.minutes.study)
-            if known is not None and known["configs"] == self._keys(numbers):
-                self.tally.recall(known)
-                told = [answer_from_json(n, data) for n, data in zip(numbers, known["measurements"], strict=True)]
-                return self._crowned(told)
-            yield from self.build(numbers)
+            if num_refused >= MAX_REFUSED:
+                numbers = [number for number in numbers if self._has_passed(number)]
             if failed := (yield from self._check(numbers)):
                 for number, answer in sorted(failed.items()):
                     self.minutes.answered(self.search.trials[number].config, FINAL, answer)
-                self.search.refuse({number: (answer.outcome, answer.why) for number, answer in failed.items()})
+                self.search.take({number: (answer.outcome, answer.why) for number, answer in failed.items()})
                 num_refused += len(failed)
-                if num_refused < MAX_REFUSED:
-                    continue
-                numbers = [number for number in numbers if number in self._passed]
-            told = yield from self._hold(numbers)
-            self.minutes.note(
-                "finals", configs=self._keys(numbers), measurements=[answer_to_json(a) for a in told],
-                **self.tally.memory,
-            )  # fmt: skip
-            if (winner := self._crowned(told)) is not None or num_refused >= MAX_REFUSED:
+                continue
+            told = yield from self._sitting(numbers, "finals")
+            winner = self.search.crown({a.number: a.measurement or (a.outcome, a.why) for a in told})
+            if winner is not None or not numbers:
                 return winner
         return None
-
-    def _keys(self, numbers: Sequence[int]) -> list[str]:
-        return [self.search.trials[number].config.key for number in numbers]
-
-    def _crowned(self, told: Sequence[Answer]) -> Winner | None:
-        return self.search.crown({a.number: a.measurement or (a.outcome, a.why) for a in told})
 
     def sit(self, configs: Sequence[Config], event: str) -> Generator[Want, Got, dict[Config, Measurement]]:
         """A further sitting, of given candidates.
@@ -98,22 +83,38 @@ class Finals:
         yield from self.build(numbers)
         numbers = [number for number in numbers if self.search.trials[number].outcome not in FAILURES]
         failed = yield from self._check(numbers)
-        told = yield from self._hold([number for number in numbers if number not in failed])
-        self.minutes.note(
-            event, configs=self._keys([a.number for a in told]), measurements=[answer_to_json(a) for a in told]
-        )
+        told = yield from self._sitting([number for number in numbers if number not in failed], event)
+        self.search.take({a.number: a.measurement for a in told if a.measurement is not None})
         return {self.search.trials[a.number].config: a.measurement for a in told if a.measurement is not None}
+
+    def _sitting(self, numbers: Sequence[int], event: str) -> Generator[Want, Got, list[Answer]]:
+        """What came of a sitting: from the ledger if it was held before, else it is held and recorded."""
+        configs = [self.search.trials[number].config.key for number in numbers]
+        known = self.minutes.memo.sitting(self.minutes.study, event, configs)
+        if known is not None:
+            self.tally.recall(known)
+            return [answer_from_json(n, data) for n, data in zip(numbers, known["measurements"], strict=True)]
+        yield from self.build(numbers)
+        told = yield from self._hold(numbers)
+        self.minutes.note(
+            event, configs=configs, measurements=[answer_to_json(a) for a in told], **self.tally.memory
+        )  # fmt: skip
+        return told
 
     def _remembered(self, numbers: Sequence[int]) -> dict[int, tuple[Outcome, Failure]]:
         """Finalists of which the ledger says that they failed a check."""
         found = {n: self.minutes.remember(n, self.search.trials[n].config, FINAL) for n in numbers}
         return {n: (answer.outcome, answer.why) for n, answer in found.items() if answer is not None}
 
+    def _has_passed(self, number: int) -> bool:
+        key = self.search.trials[number].config.key
+        return number in self._passed or self.minutes.memo.passed(self.minutes.study, key)
+
     # ---- checks ----
 
     def _check(self, numbers: Sequence[int]) -> Answering:
         """Those that get a check wrong, each with the first it failed; who has passed once is not asked again."""
-        configs = {n: self.search.trials[n].config for n in numbers if n not in self._passed}
+        configs = {n: self.search.trials[n].config for n in numbers if not self._has_passed(n)}
         if not configs or not self.checks:
             return {}
         default = self.search.default
@@ -127,7 +128,9 @@ class Finals:
             baseline = built[call, default] if default is not None else None
             wrong = yield from self._check_call(call, left, baseline)
             failed |= {number: _on(call, answer) for number, answer in wrong.items()}
-        self._passed |= configs.keys() - failed.keys()
+        if passed := configs.keys() - failed.keys():
+            self._passed |= passed
+            self.minutes.note("passed", configs=[configs[number].key for number in sorted(passed)])
         return failed
 
     def _check_call(self, call: Call, built: Mapping[int, Built], default: Built | None) -> Answering:
@@ -151,21 +154,25 @@ class Finals:
     # ---- the sitting ----
 
     def _hold(self, numbers: Sequence[int]) -> Generator[Want, Got, list[Answer]]:
-        """Finals, held again without those that break them: only times of one sitting can be compared."""
+        """A sitting, held again without those that break it: only times of one sitting can be compared."""
         told: dict[int, Answer] = {}
+        num_riddles = 0
         while left := [number for number in numbers if number not in told]:
-            found = yield from self._sit([self._sitting(left)])
-            whole = len(found) == len(left)
+            found = yield from self._sit([self._by_turns(left)])
+            if len(found) == len(left):
+                return [(told | found)[number] for number in numbers]
             if not found:
                 # The process died, of whom nobody knows: each sits alone, and who does not survive that is out.
-                found = yield from self._sit([self._sitting([number]) for number in left])
-                whole = all(answer.measurement for answer in found.values())
+                found = yield from self._sit([self._by_turns([number]) for number in left])
             broken = {number: answer for number, answer in found.items() if answer.measurement is None}
-            assert whole or broken, "a sitting that ends early says who broke it"
-            told |= found if whole else broken
+            told |= broken
+            num_riddles += not broken
+            if num_riddles > 1:
+                reason = "the process of the finals died twice, though each finalist survives by itself"
+                told |= {number: lost_answer(number, reason) for number in left if number not in told}
         return [told[number] for number in numbers]
 
-    def _sitting(self, numbers: Sequence[int]) -> Question:
+    def _by_turns(self, numbers: Sequence[int]) -> Question:
         return self.question([self.candidate(number) for number in numbers], None, None)
 
     def _sit(self, questions: Sequence[Question]) -> Answering:

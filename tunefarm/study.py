@@ -66,7 +66,7 @@ class StudyResult:
     Attributes:
         study: what was competed for.
         status: how it ended.
-        reason: for people, when there is no winner.
+        reason: for people: why there is no winner, why the search ended, or what sharing a config costs.
         trials: every candidate's life, by number.
         winner: the crowned config.
         source: `measured`, `replayed`, or empty if nothing was timed.

@@ -69,8 +69,11 @@ class Tally:
     @property
     def memory(self) -> dict[str, Any]:
         """What a driver that goes on must know again."""
-        return {"toolchain": dict(self.toolchain), "reference_ms": self.reference_ms}
+        return {
+            "toolchain": dict(self.toolchain), "reference_ms": self.reference_ms, "notices": list(self.notices),
+        }  # fmt: skip
 
     def recall(self, memory: Mapping[str, Any]) -> None:
         """Takes up what `memory` gave to an earlier driver's ledger."""
         self.toolchain, self.reference_ms = FrozenMap(memory["toolchain"]), memory["reference_ms"]
+        self.notices.update(dict.fromkeys(memory.get("notices", ())))

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from tunefarm.config import Config, Value
 from tunefarm.contest import Contest
 from tunefarm.frozen import FrozenMap
-from tunefarm.search.crown import evidence
+from tunefarm.search.crown import evidence, is_better
 from tunefarm.study import Status, StudyResult
 from tunefarm.trial import to_json
 from tunefarm.wants import Got, Want
@@ -36,10 +36,14 @@ def families(members: Sequence[Member], over: Collection[str]) -> list[list[Memb
     """
     found: dict[tuple[str, FrozenMap[Value]], list[Member]] = {}
     for contest, result in members:
-        if result.winner is not None:
-            variables = FrozenMap((k, v) for k, v in result.study.variables.items() if k not in over)
-            found.setdefault((result.study.device.key, variables), []).append((contest, result))
-    return [family for family in found.values() if len(family) > 1]
+        variables = FrozenMap((k, v) for k, v in result.study.variables.items() if k not in over)
+        found.setdefault((result.study.device.key, variables), []).append((contest, result))
+    for family in found.values():
+        for contest, result in family if any(result.winner for _, result in family) else ():
+            if result.winner is None:
+                contest.tally.notices[f"{result.study.label} has no winner, and no share in the others' config"] = None
+    with_winners = ([(c, result) for c, result in family if result.winner is not None] for family in found.values())
+    return [family for family in with_winners if len(family) > 1]
 
 
 def unify(family: Sequence[Member], over: Sequence[str]) -> Generator[Want, Got, list[StudyResult]]:
@@ -48,13 +52,14 @@ def unify(family: Sequence[Member], over: Sequence[str]) -> Generator[Want, Got,
     Returns:
         The results of its members, with the shared winner; without one where none is right for all.
     """
-    default = family[0][0].planned.default
+    default, incumbent = family[0][0].planned.default, family[0][0].incumbent
     winners = [result.winner for _, result in family if result.winner is not None]
     pool = [config for winner in winners for config in (winner.config, winner.runner_up) if config is not None]
+    in_use = [config for config in (default, incumbent) if config is not None]
     sittings = []
     for contest, _ in family:
         assert contest.finals is not None
-        sat = yield from contest.finals.sit([*dict.fromkeys([*pool, *([default] if default else [])])], "unified")
+        sat = yield from contest.finals.sit([*dict.fromkeys([*pool, *in_use])], "unified")
         sittings.append({config: measurement.samples_ms for config, measurement in sat.items()})
     costs = [_costs(sat) for sat in sittings]
     shared = [config for config in costs[0] if all(config in others for others in costs)]
@@ -62,9 +67,13 @@ def unify(family: Sequence[Member], over: Sequence[str]) -> Generator[Want, Got,
         return [_without(member, over) for member in family]
     mean = {config: math.prod(1 + others[config] for others in costs) ** (1 / len(costs)) for config in shared}
     chosen = min(shared, key=lambda config: (mean[config], config.key))
-    min_gain = family[0][0].experiment.accept.min_gain
-    if default in mean and mean[default] <= mean[chosen] * (1 + min_gain):
-        chosen = default
+    experiment = family[0][0].experiment
+    for config in in_use:
+        if config in mean:
+            is_near = mean[config] <= mean[chosen] * (1 + experiment.accept.min_gain)
+            if is_near or not any(is_better(sat[chosen], sat[config], seed=experiment.search.seed) for sat in sittings):
+                chosen = config
+                break
     return [
         _with(member, sat, chosen, cost[chosen], over)
         for member, sat, cost in zip(family, sittings, costs, strict=True)
@@ -91,7 +100,8 @@ def _with(
         contest.experiment.search.seed,
     )  # fmt: skip
     contest.minutes.note("winner", winner=to_json(winner))
-    return dataclasses.replace(result, winner=winner, reason=reason)
+    assert contest.finals is not None
+    return dataclasses.replace(result, winner=winner, reason=reason, trials=contest.finals.search.trials)
 
 
 def _without(member: Member, over: Sequence[str]) -> StudyResult:

@@ -10,6 +10,7 @@ from tunefarm.bench.meter import Answer, Answers, Candidate, Question
 from tunefarm.bench.worker import Built
 from tunefarm.config import Config
 from tunefarm.plan import Call
+from tunefarm.schedule.events import OVERDUE
 from tunefarm.spec.experiment import Experiment
 from tunefarm.trial import FINAL, Failure, Outcome
 
@@ -72,7 +73,7 @@ def question(experiment: Experiment, call: Call, candidates: Iterable[Candidate]
 
 def lost_answer(number: int, reason: str) -> Answer:
     """The answer for a candidate that no process survived, or survived in time."""
-    timed_out = "killed after" in reason
+    timed_out = OVERDUE in reason
     return Answer(
         number=number, outcome=Outcome.TIMEOUT if timed_out else Outcome.CRASHED,
         failure=Failure(stage="measure", kind="Timeout" if timed_out else "WorkerLost", message=reason),

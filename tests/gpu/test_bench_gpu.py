@@ -152,9 +152,9 @@ def test_vector_add_is_measured_and_nothing_is_compiled(ask):
 def test_softmax_is_measured_and_right(ask, n_cols):
     """TF-038: columns that are no multiple of the block, short rows and rows longer than a block."""
     configs = [
-        config(ROWS=1, BLOCK_N=4096, PROGRAMS=65536, STAGES=1, num_warps=4),
-        config(ROWS=4, BLOCK_N=1024, PROGRAMS=32, STAGES=2, num_warps=4),
-        config(ROWS=1, BLOCK_N=256, PROGRAMS=132, STAGES=3, num_warps=2),
+        config(ROWS=1, BLOCK_N=4096, num_warps=4, num_stages=2),
+        config(ROWS=4, BLOCK_N=1024, num_warps=4, num_stages=1),
+        config(ROWS=2, BLOCK_N=256, num_warps=2, num_stages=3),
     ]
     for rung in (0, 1):
         variables = {"n_rows": 333, "n_cols": n_cols, "dtype": "bf16"}

@@ -181,7 +181,7 @@ def test_tf_046_an_unaligned_input_has_machine_code_of_its_own(ask, fleet):
 
 # ---- timers ----
 
-ROW = [config(ROWS=1, BLOCK_N=1024, PROGRAMS=1056, STAGES=1, num_warps=4)]
+ROW = [config(ROWS=1, BLOCK_N=1024, num_warps=4, num_stages=1)]
 SHORT = {"n_rows": 1, "n_cols": 1024, "dtype": "bf16"}
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tunefarm.bench.faults import Mislaunched, failed
+from tunefarm.bench.faults import Mislaunched, Poisoned, failed
 from tunefarm.bench.launch import Launch, call, intercept
-from tunefarm.bench.loaded import Loaded, load_kernel
+from tunefarm.bench.loaded import Loaded, load_kernel, tensors
 from tunefarm.bench.meter import NUM_WARMUP, Answer, Candidate, Question
 from tunefarm.bench.sampling import Faulted, alone, in_turn
 from tunefarm.bench.telemetry import require_gpu
@@ -28,7 +29,7 @@ from tunefarm.bench.verify import (
 from tunefarm.config import Config
 from tunefarm.errors import InfrastructureError, SpecError, TunefarmError
 from tunefarm.spec.workload import Workload, load_workload
-from tunefarm.trial import Failure, Measurement, Outcome
+from tunefarm.trial import PREPARE, Failure, Measurement, Outcome
 
 if TYPE_CHECKING:
     import torch
@@ -124,7 +125,7 @@ class GpuMeter:
         if chosen != given:
             self._notice(
                 f"tolerance below attainable: the reference of {workload.name} itself misses atol {given.atol}, rtol "
-                f"{given.rtol} in the inputs' precision; twice its error is allowed instead"
+                f"{given.rtol} in the inputs' precision; twice what it misses is allowed instead, atol {chosen.atol}"
             )
         return chosen
 
@@ -208,9 +209,11 @@ class GpuMeter:
             question: of whom.
             others: arguments of those it is measured with by turns, to be shared where they are alike.
         """
+        is_new = candidate.config not in self._seen
+        if is_new and (answer := self._without_baseline(candidate, question)) is not None:
+            return answer
         try:
             start, outputs = self._start(candidate, question)
-            is_new = candidate.config not in self._seen
             failure = self._check(candidate, outputs, question) if is_new else None
             start.renew()
             if is_new:
@@ -231,12 +234,27 @@ class GpuMeter:
             for _ in range(NUM_REPEATS):
                 if failure := other_bits(outputs, self._again(candidate, question), "those of an equal launch"):
                     return failure
-        if question.same_bits == "default":
-            if question.baseline is None:
-                return NO_BASELINE
-            if self._baseline is None:
-                self._baseline = self._again(question.baseline, question)
-            return other_bits(outputs, self._baseline, "the default config's")
+        return None if self._baseline is None else other_bits(outputs, self._baseline, "the default config's")
+
+    def _without_baseline(self, candidate: Candidate, question: Question) -> Answer | None:
+        """The answer for a candidate whose bits cannot be compared with the default's, through no fault of its own.
+
+        Raises:
+            Poisoned: the default has cost this process.
+        """
+        if question.same_bits != "default" or self._baseline is not None:
+            return None
+        if question.baseline is None:
+            return Answer(number=candidate.number, outcome=Outcome.WRONG_RESULT, failure=NO_BASELINE)
+        try:
+            self._baseline = self._again(question.baseline, question)
+        except TunefarmError:
+            raise
+        except Exception as e:
+            try:
+                return _of_the_default(failed(candidate.number, e))
+            except Poisoned as lost:
+                raise Poisoned(*map(_of_the_default, lost.args)) from None
         return None
 
     def _again(self, candidate: Candidate, question: Question) -> Any:
@@ -274,9 +292,13 @@ class GpuMeter:
 
         def on_launch(launch: Launch) -> None:
             kernel = self._kernel(candidate, launch, question)[launch.grid]
-            loads.append(Loaded.of(workload, kernel, launch.arguments, question.timer))
-            loads[-1].renew()
-            loads[-1].fire()
+            loaded = Loaded.of(workload, kernel, launch.arguments, question.timer)
+            loaded.renew()
+            before = checksums(tensors(launch.arguments))
+            loaded.fire()
+            after = checksums(tensors(launch.arguments))
+            loaded.written = frozenset(name for name, content in after.items() if content != before[name])
+            loads.append(loaded)
 
         with poisoned(), intercept(workload, candidate.config, question.device.target, on_launch):
             outputs = call(workload, self._inputs, candidate.config)
@@ -314,6 +336,14 @@ class GpuMeter:
         self._baseline, self._tolerance = None, Tolerance()
         for warm in (self._zeroed, self._kernels, self._seen):
             warm.clear()
+
+
+def _of_the_default(answer: Answer) -> Answer:
+    """What befell the default, as the answer of a candidate that was to be compared with it."""
+    why = answer.why
+    message = f"the default config, whose bits are asked for, failed: {why.message}"
+    failure = replace(why, stage=PREPARE, message=message)
+    return replace(answer, outcome=Outcome.WRONG_RESULT, failure=failure)
 
 
 def _timed(candidate: Candidate, question: Question, durations: Sequence[float], busy_s: float) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ class Loaded:
         again: makes the same of other arguments; None where there is nothing to exchange.
         reset: gives arguments that are to be restored or zeroed their content before the launch; None if none are.
         arguments: of the kernel, by name.
+        written: names of those that the first launch changed.
         zeroed: storages that `reset` zeroes, by address.
         timer: `cold`, `hot` or `graph`; see `Measurement`.
         samples: events before and after each queued sample.
@@ -59,6 +61,7 @@ class Loaded:
     again: Callable[[Mapping[str, Any]], Loaded] | None = None
     reset: Callable[[], None] | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    written: frozenset[str] = frozenset()
     zeroed: frozenset[int] = frozenset()
     timer: str = "cold"
     samples: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
@@ -81,8 +84,8 @@ class Loaded:
         values = tuple(arguments.values())
 
         def reset() -> None:
-            for tensor, copy in saved:
-                tensor.copy_(copy)
+            for tensor, content in saved:
+                tensor.copy_(content)
             for tensor in zero:
                 tensor.zero_()
 
@@ -99,12 +102,12 @@ class Loaded:
             self.reset()
 
     def sharing(self, others: Mapping[str, Any]) -> Loaded:
-        """The same with another's tensors in place of its own where those are alike.
+        """The same, writing into another's tensors where those are alike.
 
         What is written by turns is then written to the same place: kernels differ by more than the noise for the
-        addresses of their outputs alone.
+        addresses of their outputs alone. What is only read stays each one's own: it may depend on the config.
         """
-        shared = {n: others[n] if _alike(value, others.get(n)) else value for n, value in self.arguments.items()}
+        shared = {n: _shared(v, others.get(n)) if n in self.written else v for n, v in self.arguments.items()}
         changed = any(shared[name] is not value for name, value in self.arguments.items())
         return self.again(shared) if changed and self.again is not None else self
 
@@ -163,14 +166,25 @@ class Loaded:
         return graph, launches
 
 
-def _alike(mine: Any, theirs: Any) -> bool:
+def tensors(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors among kernel arguments, those behind tensor descriptors included."""
     import torch
 
-    return (
-        isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor)
-        and (mine.dtype, mine.shape, mine.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
-        and mine.data_ptr() % 16 == theirs.data_ptr() % 16
-    )  # fmt: skip
+    found = {name: getattr(value, "base", value) for name, value in arguments.items()}
+    return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+
+
+def _shared(mine: Any, theirs: Any) -> Any:
+    """An argument that writes to where another does, if that is of the same layout; else the argument as it is."""
+    (own,), other = tensors({"": mine}).values(), tensors({"": theirs}).get("")
+    layout = (own.dtype, own.shape, own.stride(), own.data_ptr() % 16)
+    if other is None or layout != (other.dtype, other.shape, other.stride(), other.data_ptr() % 16):
+        return mine
+    if own is mine:
+        return other
+    descriptor = copy.copy(mine)
+    descriptor.base = other
+    return descriptor
 
 
 def _tensors(names: tuple[str, ...], arguments: Mapping[str, Any]) -> list[torch.Tensor]:

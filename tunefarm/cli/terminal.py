@@ -32,6 +32,9 @@ def study_line(result: StudyResult) -> str:
     counts += [f"{result.num_buckets} buckets", f"{result.num_built} built", f"{result.num_measured} {_verb(result)}"]
     if result.closed:
         counts.append(f"{len(result.closed)} buckets closed")
+    if result.winner is not None and (failures := result.failures):
+        first, _ = failures[0]
+        counts.append(f"{sum(count for _, count in failures)} failed, most by {first.stage}: {_cut(first.message)}")
     body = ", ".join(counts)
     if result.status in (Status.SKIPPED, Status.NOT_MEASURED):
         return f"{head}{result.reason}"
@@ -51,6 +54,10 @@ def study_line(result: StudyResult) -> str:
     if winner.reason != "faster":
         parts.append(f"({winner.reason})")
     return f"{head}{body}; {'  '.join(parts)}"
+
+
+def _cut(message: str, length: int = 80) -> str:
+    return message if len(message) <= length else f"{message[: length - 3]}..."
 
 
 def _verb(result: StudyResult) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tunefarm.document import canonical
 
 DECISIONS = ("merged", "pruned", "promoted", "bucket_closed", "winner", "no_winner", "skipped")
 """Events that say what the search or the sweep decided."""
+
+SITTINGS = ("finals", "unified")
+"""Events that tell of configs timed by turns."""
 
 
 def _what(event: str, data: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -27,7 +30,8 @@ class Memo:
     def __init__(self, events: Iterable[Mapping[str, Any]], *, conditions: str = "") -> None:
         self._outcomes: dict[tuple[str, str, int], Mapping[str, Any]] = {}
         self._builds: dict[tuple[str, str], Mapping[str, Any]] = {}
-        self._finals: dict[str, Mapping[str, Any]] = {}
+        self._finals: dict[tuple[str, str, tuple[str, ...]], Mapping[str, Any]] = {}
+        self._passed: set[tuple[str, str]] = set()
         self._studies: dict[str, Mapping[str, Any]] = {}
         self._decided: set[tuple[Any, ...]] = set()
         comparable = False
@@ -36,7 +40,7 @@ class Memo:
             if event["event"] == "epoch":
                 comparable = data.get("identity", {}).get("conditions", "") == conditions
             elif event["event"] == "fresh":
-                for known in (self._outcomes, self._builds, self._finals, self._studies, self._decided):
+                for known in (self._outcomes, self._builds, self._finals, self._passed, self._studies, self._decided):
                     known.clear()
             elif not comparable:
                 continue
@@ -49,8 +53,10 @@ class Memo:
                 self._studies.setdefault(data["study"], data)
             elif event["event"] in DECISIONS:
                 self._decided.add(_what(event["event"], data))
-            elif event["event"] == "finals":
-                self._finals[data["study"]] = data
+            elif event["event"] in SITTINGS:
+                self._finals[data["study"], event["event"], tuple(data["configs"])] = data
+            elif event["event"] == "passed":
+                self._passed |= {(data["study"], config) for config in data["configs"]}
 
     def __len__(self) -> int:
         return len(self._outcomes)
@@ -71,6 +77,10 @@ class Memo:
         """Whether this very decision is recorded already: a driver that goes on decides the same again."""
         return _what(event, data) in self._decided
 
-    def finals(self, study: str) -> Mapping[str, Any] | None:
-        """The data of the last `finals` event of a study, or None."""
-        return self._finals.get(study)
+    def sitting(self, study: str, event: str, configs: Sequence[str]) -> Mapping[str, Any] | None:
+        """The data of a study's last sitting of just these configs, or None. Keys, not objects."""
+        return self._finals.get((study, event, tuple(configs)))
+
+    def passed(self, study: str, config: str) -> bool:
+        """Whether a config got all checks of a study right."""
+        return (study, config) in self._passed

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from tunefarm.seams import Worker
 
+OVERDUE = "was killed after"
+"""In the reason of a job that outlived its lease."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tunefarm.schedule.events import (
+    OVERDUE,
     Accept,
     Action,
     BudgetSpent,
@@ -247,7 +248,7 @@ def _expire(state: State, actions: list[Action]) -> None:
         _, attempt = first
         life = state.lives[state.leases[attempt][0]]
         actions.append(Kill(worker=life.worker, job=life.job.id, attempt=attempt))
-        reason = f"{life.worker} was killed after {life.job.timeout_s:g} s"
+        reason = f"{life.worker} {OVERDUE} {life.job.timeout_s:g} s"
         _lose(state, life, Loss(life.worker, True, reason), actions)
     for lane, since_s in tuple(state.stranded.items()):
         if state.now_s >= since_s + state.limits.wait_s:

@@ -246,9 +246,9 @@ class StudySearch:
         seeds = [t for t in (self._trials[n] for n in self._seeds) if t.measurements and t.outcome not in FAILURES]
         return sorted({trial.number for trial in (*fastest, *seeds)})
 
-    def refuse(self, failures: Mapping[int, tuple[Outcome, Failure]]) -> None:
-        """Learns of finalists that are not fit to win after all."""
-        for number, answer in failures.items():
+    def take(self, answers: Mapping[int, Answer]) -> None:
+        """Learns of finalists what nobody asked for here: that they are not fit to win after all, or further times."""
+        for number, answer in sorted(answers.items()):
             self._take(number, answer)
 
     def crown(self, finals: Mapping[int, Answer]) -> Winner | None:
@@ -257,8 +257,7 @@ class StudySearch:
         Args:
             finals: by candidate, samples in ms of which the i-th was taken in the i-th round of all; or its failure.
         """
-        for number, answer in sorted(finals.items()):
-            self._take(number, answer)
+        self.take(finals)
         timed = [(n, self._configs[n], a.samples_ms) for n, a in finals.items() if isinstance(a, Measurement)]
         return crown(timed, self.default, self._incumbent, self._min_gain, self._seed) if timed else None
 

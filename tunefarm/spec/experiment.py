@@ -6,6 +6,7 @@ at the current directory.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Collection, Mapping
@@ -251,6 +252,7 @@ def _check_checks(experiment: Experiment, workload: Workload) -> None:
     for position, check in enumerate(experiment.checks):
         where = f"checks[{position}]"
         for name, value in check.variables.items():
+            _known_to_inputs(experiment, workload, name, f"{where}.{name}")
             for variable in sorted(value.names) if isinstance(value, Expression) else ():
                 _in_all_problems(experiment, variable, f"{where}.{name}")
         for problem in experiment.problems:
@@ -263,3 +265,12 @@ def _check_checks(experiment: Experiment, workload: Workload) -> None:
                 raise experiment.error(where, str(e.args[0]), e.hint) from None
     for name in experiment.accept.one_config_over:
         _in_all_problems(experiment, name, "accept.one_config_over")
+
+
+def _known_to_inputs(experiment: Experiment, workload: Workload, name: str, key: str) -> None:
+    """A check may vary what problems vary, and what else a function that makes the inputs takes."""
+    if callable(workload.inputs):
+        parameters = inspect.signature(workload.inputs).parameters
+        if name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+            return
+    _in_all_problems(experiment, name, key)
