@@ -34,3 +34,33 @@ def failures(ref: WorkloadRef, variables: Mapping[str, Value], configs: Sequence
             outputs = call(workload, inputs, config)
         found.append(mismatch(outputs, expected, tolerance))
     return found
+
+
+def strided_targets(ref: WorkloadRef, config: Config) -> tuple[float, float]:
+    """The largest errors of loss and gradient of a cross entropy whose targets are a column of a matrix."""
+    import torch
+
+    workload = load_workload(ref)
+    (tuner,) = autotuners(workload.kernel)
+    tuner.configs = [triton_config(config)]
+    logits = torch.randn(5, 1000)
+    target = torch.randint(1000, (5, 3))[:, 1]
+    expected = workload.reference(logits.clone(), target)
+    loss, gradient = (
+        (got - right).abs().nan_to_num(float("inf")).max().item()
+        for got, right in zip(workload.call(logits, target), expected, strict=True)
+    )
+    return loss, gradient
+
+
+def narrow_routing(ref: WorkloadRef, config: Config) -> bool:
+    """Whether experts in int32 give the products that the same ones in int64 do; both are right."""
+    import torch
+
+    workload = load_workload(ref)
+    (tuner,) = autotuners(workload.kernel)
+    tuner.configs = [triton_config(config)]
+    x, w = torch.randn(12, 32, dtype=torch.float16), torch.randn(4, 48, 32, dtype=torch.float16)
+    topk_ids = torch.randint(4, (12, 2))
+    wide, narrow = (workload.call(x, w, ids) for ids in (topk_ids, topk_ids.to(torch.int32)))
+    return torch.equal(wide, narrow) and torch.allclose(wide, workload.reference(x, w, topk_ids), atol=0.1)

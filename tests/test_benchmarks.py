@@ -16,7 +16,6 @@ import torch
 from farm import GPU, write_experiment
 
 import tunefarm
-from tunefarm.bench.worker import build
 from tunefarm.cli.opening import open_experiment
 from tunefarm.config import Config
 from tunefarm.errors import DocumentError, UserError
@@ -32,7 +31,6 @@ sys.path.insert(0, str(ROOT / "experiments" / "benchmarks"))
 import agreement  # noqa: E402
 import compare  # noqa: E402
 import contenders  # noqa: E402
-import noise  # noqa: E402
 import results  # noqa: E402
 import sitting  # noqa: E402
 
@@ -311,37 +309,6 @@ def test_agreement_is_judged_over_all_studies() -> None:
     assert lines[4].endswith("yes")
     assert agreement.table([far, *[equal] * 18]).splitlines()[-1].endswith("no")
     assert agreement.table([]) == "no study has a winner in both folders"
-
-
-def test_noise_orders_the_default_config_of_the_first_problem(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write_experiment(tmp_path, problems=[{"n": [0, 1000, 4096], "dtype": "fp32"}])
-    ((_, study, request),) = noise.order([path], "sm_90")
-    assert study.label == "fill sm_90 1000 fp32"
-    (built,) = build(request)
-    assert built.config == Config(params={"BLOCK": 64, "MARK": 0}, options={"num_warps": 4})
-    assert built.artifact is not None
-    assert noise.order([path], "sm_80") == []
-    assert "not for sm_80: left out" in capsys.readouterr().out
-    empty = write_experiment(tmp_path, problems=[{"n": 0, "dtype": "fp32"}])
-    with pytest.raises(UserError, match="only empty problems"):
-        noise.order([empty], "sm_90")
-
-
-def test_noise_sums_up() -> None:
-    tallies = [
-        noise.Tally(label="one", time_us=50.0, num_equal=34, num_false=1, num_planted=7, num_found=6, slowdown=0.0301),
-        noise.Tally(label="short", time_us=5.0, num_equal=34),
-        noise.Tally(label="broken", error="build: CompilationError: no"),
-    ]
-    lines = noise.table(tallies).splitlines()
-    assert lines[1].split() == ["one", "50.0", "34", "1", "7", "6", "3.0%"]
-    assert lines[2].endswith("under 20 us")
-    assert lines[3].endswith("build: CompilationError: no")
-    assert lines[4] == "A/A at 99% confidence: 1 of 68 comparisons call one of two equals better"
-    assert lines[5].startswith("planted 3%: found in 6 of 7 comparisons (86%)")
-    assert "planted" not in noise.table(tallies[1:]).splitlines()[-1]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")

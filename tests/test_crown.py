@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tunefarm.config import Config
-from tunefarm.search.crown import crown
+from tunefarm.search.crown import crown, is_better, ratio_interval
 
 RNG = np.random.default_rng(0)
 
@@ -65,6 +65,23 @@ def test_the_simpler_one_is_not_bought_with_more_than_the_least_gain():
     """Loud noise makes a tie of what differs by 4 %; then the faster one is used nevertheless."""
     finalists = [(FAST, samples(1.0, noise=0.3, seed=1)), (SIMPLE, samples(1.2, noise=0.3, seed=2))]
     assert judge(finalists).config == FAST
+
+
+def test_more_finalists_must_be_beaten_more_surely():
+    """What 99 % would call better is a tie among seven: six comparisons share the one per cent."""
+    fast, slow = samples(1.0, seed=110), samples(1.012, seed=111)
+    assert is_better(fast, slow)
+    assert judge([(FAST, fast), (SLOW, slow)], default=SLOW, min_gain=0.0).config == FAST
+    others = [(config(block=2048 << n), samples(1.5, seed=n)) for n in range(5)]
+    crowded = judge([(FAST, fast), (SLOW, slow), *others], default=SLOW, min_gain=0.0)
+    assert (crowded.config, crowded.reason) == (SLOW, "tie: default kept")
+
+
+def test_the_ends_of_a_narrow_tail_do_not_hang_on_the_seed_of_the_bootstrap():
+    """Each is the tenth of its tail or so; of 2000 resamples it would be the last one or two."""
+    fast, slow = samples(1.0, seed=1, num=100), samples(1.0, seed=2, num=100)
+    lows, highs = np.array([ratio_interval(slow, fast, 1 - 0.01 / 7, seed) for seed in range(8)]).T
+    assert max(np.ptp(lows), np.ptp(highs)) < 0.1 * (highs.mean() - lows.mean())
 
 
 def test_pairing_by_round_sees_through_drift_that_all_share():

@@ -1,4 +1,4 @@
-"""`sweep` and `record` where there is a GPU: one that is made up, with everything around it real."""
+"""`sweep`, `record` and `aa` where there is a GPU: one that is made up, with everything around it real."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from farm import GPU, KERNEL, events, measured, write_experiment, write_landscap
 from rigged import DEADLY, Pretended, answer_smoothly
 
 from tunefarm import landscape
-from tunefarm.bench.meter import Question
+from tunefarm.bench.meter import Answer, Answers, Question
 from tunefarm.cli import opening
 from tunefarm.cli.__main__ import main
 from tunefarm.device import nominal
 from tunefarm.fleet.inline import InlineFleet
 from tunefarm.pack import load_pack
+from tunefarm.trial import Failure, Outcome
 
 Command = Callable[..., int]
 
@@ -147,6 +148,40 @@ def test_record_on_another_gpu(tmp_path: Path, command: Command, capsys: pytest.
         "error: experiment.yaml:1: devices: none of them is here, but Test GPU (sm_90) (name the arch of a GPU here)"
     )
     assert not Path("x.json.gz").exists()
+
+
+def answer_but_for_4096(question: Question) -> Any:
+    if question.variables["n"] != 4096:
+        return answer_smoothly(question)
+    failure = Failure(stage="verify", kind="mismatch", message="all of it differs")
+    return Answers(answers=(Answer(number=0, outcome=Outcome.WRONG_RESULT, failure=failure),))
+
+
+@pytest.mark.parametrize("answer", [answer_but_for_4096])
+def test_aa_shows_what_it_has_beside_what_it_could_not_have(
+    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_experiment(tmp_path, problems=[{"n": [1000, 4096], "dtype": "fp32"}], devices=["sm_90"])
+    error = "the default config of fill sm_90 4096 fp32 cannot be measured: all of it differs"
+    aa = ("aa", "experiment.yaml", "--num", "2", "--quiet")
+    assert command(*aa) == 1
+    out = capsys.readouterr().out
+    (row,) = [line for line in out.splitlines() if line.startswith("fill sm_90 1000")]
+    assert row.split()[4:7] == ["2", "0", "2"]  # comparisons, called better, slowdown found
+    assert "x1.03 found" in out
+    assert "samples multiplied by 1.03" in " ".join(out.split())
+    assert f"error: {error}" in " ".join(out.split())
+    assert "note: no check" in out
+    assert command(*aa, "--json") == 1
+    good, bad = json.loads(capsys.readouterr().out)
+    assert (good["study"], good["claimed"], good["found"]) == ("fill sm_90 1000 fp32", 0, 2)
+    assert bad == {"study": "fill sm_90 4096 fp32", "device": "Test GPU", "error": error}
+
+
+def test_aa_drops_no_address(tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    write_experiment(tmp_path)
+    assert command("aa", "experiment.yaml", "--address", "ray://farm:10001") == 2
+    assert "ray://farm:10001 is the address of a Ray cluster" in capsys.readouterr().err
 
 
 def test_times_of_another_timer_are_not_gone_on_with(

@@ -20,7 +20,7 @@ from tunefarm.dispatch import Dispatch
 from tunefarm.errands import Errands
 from tunefarm.errors import UserError
 from tunefarm.fleet.inline import InlineFleet
-from tunefarm.noise import Noise, measure_noise
+from tunefarm.noise import Noise, Unmeasured, measure_noise
 from tunefarm.plan import Target, plan
 from tunefarm.trial import FINAL, Failure, Measurement, Outcome
 
@@ -38,6 +38,7 @@ _sittings = np.random.default_rng(1)
 def answer_noisily(bias: float, question: Question) -> Any:
     """Samples with 1 % of noise; the second of two equals is slower by a bias."""
     assert question.interleaved
+    assert question.fresh
     assert len({candidate.config for candidate in question.candidates}) == 1
     answers = []
     for position, candidate in enumerate(question.candidates):
@@ -53,16 +54,36 @@ def answer_wrongly(question: Question) -> Any:
     return Answers(answers=(wrong,), toolchain=TOOLCHAIN)
 
 
-def noise(own: InlineFleet, tmp_path: Path, store: Path, answer: Any, num: int = 60) -> Noise:
-    resolved = open_experiment(write_experiment(tmp_path, problems=[{"n": [0, 1000], "dtype": "fp32"}]))
+def answer_by_size(question: Question) -> Any:
+    """The workload cannot serve 2000, and is wrong at 3000."""
+    if question.variables["n"] == 2000:
+        raise UserError("no input of 2000")
+    return answer_wrongly(question) if question.variables["n"] == 3000 else answer_noisily(0.0, question)
+
+
+def write_order_seed(roll: Path, question: Question) -> Any:
+    with roll.open("a") as file:
+        file.write(f"{question.seed}:{question.order_seed}\n")
+    return answer_noisily(0.0, question)
+
+
+def all_noise(
+    own: InlineFleet, tmp_path: Path, store: Path, answer: Any, num: int, sizes: list[int]
+) -> tuple[list[Noise | Unmeasured], list[tuple[str, int]]]:
+    resolved = open_experiment(write_experiment(tmp_path, problems=[{"n": sizes, "dtype": "fp32"}]))
     board = BuildBoard(resolved, BuildStore(store / "builds"))
     told: list[tuple[str, int]] = []
     errands = Errands(
         resolved=resolved, dispatch=Dispatch(Pretended(own, answer)), board=board,
         advance=lambda what, count: told.append((what, count)),
     )  # fmt: skip
-    (found,) = measure_noise(errands, plan(resolved, [Target(device=GPU, meter="gpu")]), num)
+    return list(measure_noise(errands, plan(resolved, [Target(device=GPU, meter="gpu")]), num)), told
+
+
+def noise(own: InlineFleet, tmp_path: Path, store: Path, answer: Any, num: int = 60) -> Noise:
+    (found,), told = all_noise(own, tmp_path, store, answer, num, [0, 1000])
     assert told[-num:] == [("measured", 1)] * num
+    assert isinstance(found, Noise)
     return found
 
 
@@ -84,6 +105,22 @@ def test_a_bias_between_equals_shows(tmp_path: Path, own: InlineFleet, store: Pa
     assert all(comparison.ratio > 1.02 for comparison in found.comparisons)
 
 
-def test_a_default_that_is_wrong_has_no_noise(tmp_path: Path, own: InlineFleet, store: Path) -> None:
-    with pytest.raises(UserError, match="cannot be measured: all of it differs"):
-        noise(own, tmp_path, store, answer_wrongly, num=1)
+def test_every_comparison_has_an_order_of_its_own(tmp_path: Path, own: InlineFleet, store: Path) -> None:
+    noise(own, tmp_path, store, partial(write_order_seed, tmp_path / "roll"), num=4)
+    assert (tmp_path / "roll").read_text().split() == ["0:0", "0:1", "0:2", "0:3"]
+
+
+def test_a_default_that_cannot_be_measured_costs_no_other_its_noise(
+    tmp_path: Path, own: InlineFleet, store: Path
+) -> None:
+    """Nor is it asked more than once, which would leave jobs to be taken for the next study's."""
+    found, told = all_noise(own, tmp_path, store, answer_by_size, 3, [1000, 2000, 3000, 4000])
+    first, unserved, wrong, last = found
+    assert isinstance(first, Noise)
+    assert isinstance(last, Noise)
+    assert (len(first.comparisons), len(last.comparisons)) == (3, 3)
+    assert isinstance(unserved, Unmeasured)
+    assert "no input of 2000" in str(unserved.error)
+    assert isinstance(wrong, Unmeasured)
+    assert "fill sm_90 3000 fp32 cannot be measured: all of it differs" in str(wrong.error)
+    assert told[-6:] == [("measured", 1)] * 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import json
@@ -258,6 +259,34 @@ def by_turns(running: dict[int, Loaded]) -> dict[int, list[float]]:
 
 def one_by_one(running: dict[int, Loaded]) -> dict[int, list[float]]:
     return {number: alone(loaded, QUESTION, cast(Any, None)) for number, loaded in running.items()}
+
+
+class Written(Running):
+    """Writes down whose turn it was."""
+
+    def __init__(self, number: int, turns: list[int]) -> None:
+        super().__init__(Warming(), 1.0)
+        self._number, self._turns = number, turns
+
+    def sample(self, flush: Any) -> None:
+        super().sample(flush)
+        self._turns.append(self._number)
+
+
+def turns_of(question: Question) -> list[int]:
+    turns: list[int] = []
+    in_turn({n: cast(Loaded, Written(n, turns)) for n in range(2)}, question, cast(Any, None))
+    return turns
+
+
+def test_the_same_question_has_the_same_order_unless_another_is_asked_for() -> None:
+    first, again, other, mixed = (
+        turns_of(dataclasses.replace(QUESTION, seed=seed, order_seed=order))
+        for seed, order in ((1, 0), (1, 0), (1, 1), (0, 1))
+    )
+    assert first == again
+    assert sorted(first) == sorted(other)
+    assert first != other != mixed != first
 
 
 def test_clocks_that_move_do_not_decide() -> None:

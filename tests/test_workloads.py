@@ -12,6 +12,7 @@ from pathlib import Path
 import interpreted
 import numpy
 import pytest
+import torch
 from farm import write_experiment
 
 from tunefarm.bench.build import triton_version
@@ -145,6 +146,58 @@ def test_the_checks_of_an_experiment_hold(interpreter: LocalProcess, name: str) 
     assert calls
     for call in calls:
         assert_right(interpreter, call, [study.default])
+
+
+def test_targets_are_read_where_they_lie(interpreter: LocalProcess) -> None:
+    resolved = open_experiment(FOLDER / "cross_entropy.yaml")
+    job = partial(interpreted.strided_targets, resolved.experiment.ref, resolved.workload.default)
+    found, error = open_reply(interpreter.exchange(pack(job)))
+    assert error is None
+    assert max(found) < 1e-5
+
+
+def test_experts_may_be_named_in_int32(interpreter: LocalProcess) -> None:
+    resolved = open_experiment(FOLDER / "fused_moe.yaml")
+    job = partial(interpreted.narrow_routing, resolved.experiment.ref, resolved.workload.default)
+    assert open_reply(interpreter.exchange(pack(job))) == (True, None)
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+Q, K, TABLE = meta(2, 5, 6, 64), meta(2, 5, 2, 64), meta(5, 32, dtype=torch.float32)
+MISFITS = [
+    ("vector_add", (meta(8), meta(7)), "y"),
+    ("add_relu_add", (meta(4, 8), meta(7), meta(4, 8)), "bias"),
+    ("add_relu_add", (meta(4, 8), meta(8), meta(3, 8)), "c"),
+    ("bmm_add_relu", (meta(2, 4, 8), meta(2, 8, 6), meta(6)), "bias"),
+    ("cross_entropy", (meta(4, 8), meta(3, dtype=torch.int64)), "target"),
+    ("cross_entropy", (meta(4, 8), meta(4, 1, dtype=torch.int64)), "target"),
+    ("fused_moe", (meta(4, 8), meta(3, 6, 8), meta(4, 2)), "topk_ids"),
+    ("fused_moe", (meta(4, 8), meta(3, 6, 8), meta(5, 2, dtype=torch.int32)), "topk_ids"),
+    ("matmul_tma", (meta(16, 12), meta(12, 16)), "rows of a"),
+    ("matmul_tma", (meta(16, 16), meta(16, 12)), "rows of b"),
+    ("matmul_tma", (meta(16, 16), meta(16, 16)[:, :12]), "rows of b"),
+    ("matmul_tma", (meta(16, 24)[:, 1:17], meta(16, 16)), "a"),
+    ("rope", (Q, K, TABLE[:4], TABLE), "cos"),
+    ("rope", (Q, K, TABLE, TABLE[:, :31]), "sin"),
+    ("rope", (Q, meta(1, 5, 2, 64), TABLE, TABLE), "k"),
+    ("rope", (meta(2, 5, 6, 63), meta(2, 5, 2, 63), TABLE[:, :31], TABLE[:, :31]), "q"),
+    ("swiglu", (meta(4, 7),), "x"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "culprit"), [pytest.param(*m, id=f"{m[0]}-{n}") for n, m in enumerate(MISFITS)]
+)
+def test_a_call_whose_arguments_do_not_fit_names_the_one(
+    name: str, arguments: tuple[torch.Tensor, ...], culprit: str
+) -> None:
+    """Before anything is launched, and from shapes alone: nothing here has memory to be read."""
+    call = open_experiment(FOLDER / f"{name}.yaml").workload.call
+    with pytest.raises(ValueError, match=rf"^{name}: {culprit}\b"):
+        call(*arguments)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])

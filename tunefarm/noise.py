@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,18 +18,18 @@ from tunefarm.study import Study
 from tunefarm.wants import question
 
 PLANTED = 1.03
-"""Factor by which one side is made slower, to see whether that is found."""
+"""Factor by which the samples of one side are multiplied, to see whether such a slowdown is found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Two equal contestants of one sitting, in the way of finals.
+    """Two equal contestants of one sitting.
 
     Attributes:
         ratio: second median over first.
         interval: of the ratio, at the confidence at which better is claimed.
         claimed: one was called better than the other: falsely, for they are equal.
-        found: with the second side's samples made slower by `PLANTED`, the first was called better: rightly.
+        found: with the second side's samples multiplied by `PLANTED`, the first was called better: rightly.
         median_ms: of both together.
     """
 
@@ -71,8 +72,26 @@ class Noise:
         return statistics.median((high - low) / 2 for low, high in (c.interval for c in self.comparisons))
 
 
-def measure_noise(errands: Errands, planned: Sequence[PlannedStudy], num: int) -> Iterator[Noise]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unmeasured:
+    """A study whose default config could not be compared with itself.
+
+    Attributes:
+        study: whose problem.
+        error: why.
+    """
+
+    study: Study
+    error: UserError
+
+
+def measure_noise(errands: Errands, planned: Sequence[PlannedStudy], num: int) -> Iterator[Noise | Unmeasured]:
     """Compares the default config of each study with itself.
+
+    As in finals, both are timed by turns in an order drawn anew each round and in every comparison, they write to the
+    same memory, rounds are taken until the medians are known, and the process measures nothing but this.
+    Unlike there, they are two, and only the study's own call is launched, none of the experiment's checks. The planted
+    slowdown is arithmetic: the second side's samples, multiplied.
 
     Args:
         errands: who works.
@@ -80,34 +99,35 @@ def measure_noise(errands: Errands, planned: Sequence[PlannedStudy], num: int) -
         num: comparisons of each study.
 
     Raises:
-        UserError: a study has no default that can be built, or it cannot be measured.
+        UserError: the workload cannot serve a problem at all.
         InfrastructureError: no worker could do what must be done.
     """
     studies = [study for study in planned if not study.skipped]
-    errands.build((study.call, _default(study)) for study in studies)
+    errands.build((study.call, study.default) for study in studies if study.default is not None)
     for study in studies:
-        yield _noise(errands, study, num)
-
-
-def _default(study: PlannedStudy) -> Config:
-    if study.default is None:
-        raise UserError(f"{study.study.label} has no default config", hint="give the workload a default")
-    return study.default
+        try:
+            yield _noise(errands, study, num)
+        except UserError as e:
+            yield Unmeasured(study=study.study, error=e)
 
 
 def _noise(errands: Errands, study: PlannedStudy, num: int) -> Noise:
-    config, call = _default(study), study.call
+    config, call = study.default, study.call
+    if config is None:
+        raise UserError(f"{study.study.label} has no default config", hint="give the workload a default")
     if failure := errands.built(call, config).failure:
         raise UserError(f"the default config of {study.study.label} cannot be built: {failure.message}")
     seed = errands.resolved.experiment.search.seed
     twins = [errands.candidate(call, number, config) for number in range(2)]
     ask = question(
         errands.resolved.experiment, call, twins, rung=FINALS.number, num_samples=FINALS.num_samples,
-        max_samples=FINALS.max_samples, precision=FINALS.precision, interleaved=True,
+        max_samples=FINALS.max_samples, precision=FINALS.precision, interleaved=True, fresh=True,
     )  # fmt: skip
     comparisons = []
     notices: dict[str, None] = {}
-    for number, (_, result) in enumerate(errands.ask([ask] * num)):
+    for number in range(num):
+        # One at a time: what cannot be measured is not asked again, and leaves no job behind.
+        ((_, result),) = errands.ask([dataclasses.replace(ask, order_seed=number)])
         comparisons.append(_compare(study, result, seed + number))
         assert not isinstance(result, str)
         notices.update(dict.fromkeys(result.notices))

@@ -2,11 +2,11 @@
 
     python experiments/benchmarks/noise.py experiments/softmax.yaml experiments/matmul.yaml [--json FILE]
 
-For the first problem of each experiment the default config is built on CPUs and loaded twice; both are timed
-interleaved, in random order, with a cold L2, on the same tensors, as finalists are. A/A: neither may be called better.
-With `--apart` each has tensors of its own, which shows what addresses do. Planted: after each launch of one of them the
-GPU spins for 3 % of the time, after the other's it spins for nothing, so that the slowdown is real, known, and the same
-for every kernel.
+For the first problem of each experiment the default config is built on CPUs and loaded twice; both are timed as
+finalists are, by the same code: by turns, in an order drawn anew each round and in every comparison, with a cold L2, on
+the same tensors, until the medians are known. A/A: neither may be called better. With `--apart` each has tensors of its
+own, which shows what addresses do. Planted: after each launch of one of them the GPU spins for 3 % of the time, after
+the other's it spins for nothing, so that the slowdown is real, known, and the same for every kernel.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import dataclasses
 import datetime
 import json
 import os
-import random
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -30,13 +29,15 @@ from sitting import live_arch, studies
 
 from tunefarm.bench.launch import Launch, call, default_config, intercept, learn
 from tunefarm.bench.loaded import Loaded, load_kernel
-from tunefarm.bench.meter import NUM_WARMUP
+from tunefarm.bench.meter import NUM_WARMUP, Question
+from tunefarm.bench.sampling import in_turn
 from tunefarm.bench.tensors import make_inputs
 from tunefarm.bench.worker import BuildRequest, Built, build
 from tunefarm.cli.opening import open_experiment
 from tunefarm.device import nominal
 from tunefarm.document import write_atomic
 from tunefarm.errors import TunefarmError, UserError
+from tunefarm.search.rungs import FINALS
 from tunefarm.spec.experiment import Resolved
 from tunefarm.study import Study
 from tunefarm.trial import describe
@@ -109,6 +110,14 @@ class Subject:
     built: Built
     apart: bool
 
+    def question(self, order_seed: int) -> Question:
+        """What finals ask, in one of many orders."""
+        return Question(
+            ref=self.resolved.experiment.ref, device=self.study.device, problem=self.study.problem,
+            variables=self.study.variables, candidates=(), rung=FINALS.number, num_samples=FINALS.num_samples,
+            max_samples=FINALS.max_samples, precision=FINALS.precision, interleaved=True, order_seed=order_seed,
+        )  # fmt: skip
+
     def pair(self) -> list[Loaded]:
         """The config twice."""
         first = self.load()
@@ -154,14 +163,10 @@ def order(paths: Sequence[Path], arch: str) -> list[tuple[Resolved, Study, Build
     return found
 
 
-def alternate(pair: Sequence[Loaded], flush: Any, num_rounds: int, shuffle: Callable[[Any], None]) -> list[list[float]]:
-    """Samples in ms of two, one of each a round, in an order drawn anew each round."""
-    turns = list(pair)
-    for _ in range(NUM_WARMUP + num_rounds):
-        shuffle(turns)
-        for loaded in turns:
-            loaded.sample(flush)
-    return [loaded.durations_ms()[NUM_WARMUP:] for loaded in pair]
+def alternate(contestants: Sequence[Loaded], flush: Any, question: Question) -> list[list[float]]:
+    """Samples in ms of each, taken as finals take them, without the warm-up."""
+    durations = in_turn(dict(enumerate(contestants)), question, flush)
+    return [taken[NUM_WARMUP:] for taken in durations.values()]
 
 
 def spinning(loaded: Loaded, cycles: int) -> Loaded:
@@ -175,35 +180,35 @@ def spinning(loaded: Loaded, cycles: int) -> Loaded:
     return Loaded(fire=fire, reset=loaded.reset)
 
 
-def cycles_per_ms(flush: Any) -> float:
+def cycles_per_ms(flush: Any, question: Question) -> float:
     """How many cycles the GPU spins in a millisecond."""
     import torch
 
     many = 1_000_000
     pair = [Loaded(fire=lambda cycles=cycles: torch.cuda._sleep(cycles)) for cycles in (0, many)]
-    none_ms, many_ms = (statistics.median(samples) for samples in alternate(pair, flush, 15, random.Random(0).shuffle))
+    none_ms, many_ms = (statistics.median(samples) for samples in alternate(pair, flush, question))
     return many / (many_ms - none_ms)
 
 
-def judge(subject: Subject, flush: Any, num_equal: int, num_planted: int, num_rounds: int) -> Tally:
+def judge(subject: Subject, flush: Any, num_equal: int, num_planted: int) -> Tally:
     """Compares a config with itself, and with itself slowed down."""
     from tunefarm.search.crown import is_better
 
-    shuffle = random.Random(0).shuffle
-    rate = cycles_per_ms(flush)
+    rate = cycles_per_ms(flush, subject.question(0))
     times: list[float] = []
     num_false = 0
     for seed in range(num_equal):
-        a, b = alternate(subject.pair(), flush, num_rounds, shuffle)
+        a, b = alternate(subject.pair(), flush, subject.question(seed))
         num_false += is_better(a, b, CONFIDENCE, seed) or is_better(b, a, CONFIDENCE, seed)
         times.append(statistics.median([*a, *b]))
     time_us = 1000 * statistics.median(times)
     ratios, num_found = [], 0
     for seed in range(num_planted if time_us >= LEAST_US else 0):
         plain, slowed = subject.pair()
-        (idle,) = alternate([spinning(plain, 0)], flush, 9, shuffle)
+        ask = subject.question(num_equal + seed)
+        (idle,) = alternate([spinning(plain, 0)], flush, ask)
         cycles = round(PLANTED * statistics.median(idle) * rate)
-        a, b = alternate([spinning(plain, 0), spinning(slowed, cycles)], flush, num_rounds, shuffle)
+        a, b = alternate([spinning(plain, 0), spinning(slowed, cycles)], flush, ask)
         num_found += is_better(a, b, CONFIDENCE, seed)
         ratios.append(statistics.median(b) / statistics.median(a) - 1)
     return Tally(
@@ -227,7 +232,8 @@ def run(arguments: argparse.Namespace) -> list[Tally]:
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
     head = {
         "device": device.name, "toolchain": dict(toolchain()), "date": datetime.date.today().isoformat(),
-        "confidence": CONFIDENCE, "planted": PLANTED, "rounds": arguments.rounds, "apart": arguments.apart,
+        "confidence": CONFIDENCE, "planted": PLANTED, "apart": arguments.apart,
+        "min_rounds": FINALS.num_samples, "max_rounds": FINALS.max_samples,
     }  # fmt: skip
     tallies: list[Tally] = []
     for (resolved, study, _), built in zip(planned, builts, strict=True):
@@ -237,7 +243,7 @@ def run(arguments: argparse.Namespace) -> list[Tally]:
             study = dataclasses.replace(study, device=device)
             subject = Subject(resolved=resolved, study=study, built=built, apart=arguments.apart)
             try:
-                tally = judge(subject, flush, arguments.equal, arguments.planted, arguments.rounds)
+                tally = judge(subject, flush, arguments.equal, arguments.planted)
             except TunefarmError as e:
                 tally = Tally(label=study.label, error=str(e))
         tallies.append(tally)
@@ -246,7 +252,7 @@ def run(arguments: argparse.Namespace) -> list[Tally]:
             rows = [dataclasses.asdict(tally) for tally in tallies]
             write_atomic(arguments.json, json.dumps({**head, "experiments": rows}, indent=1).encode())
     lock.close()
-    print(f"{device.name}, {arguments.rounds} rounds of each comparison, cold L2")
+    print(f"{device.name}, {FINALS.num_samples} to {FINALS.max_samples} rounds of each comparison, cold L2")
     return tallies
 
 
@@ -257,7 +263,6 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("experiments", type=Path, nargs="+")
     add("--equal", type=int, default=34, metavar="N", help="A/A comparisons of each experiment; default: %(default)s")
     add("--planted", type=int, default=7, metavar="N", help="of each with a slowdown; default: %(default)s")
-    add("--rounds", type=int, default=25, metavar="N", help="of each comparison; default: %(default)s")
     add("--apart", action="store_true", help="each side with tensors of its own")
     add("--json", type=Path, metavar="FILE", help="the figures for machines")
     return parser.parse_args(words)

@@ -48,6 +48,10 @@ def add_relu_add_kernel(
 
 def add_relu_add(a: torch.Tensor, bias: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """relu(a + bias) + c of two matrices and a row: what training code calls."""
+    if bias.shape != a.shape[1:]:
+        raise ValueError(f"add_relu_add: bias must have a's {a.shape[1]} columns, and its shape is {tuple(bias.shape)}")
+    if c.shape != a.shape:
+        raise ValueError(f"add_relu_add: c must have the shape of a, {tuple(a.shape)}, and has {tuple(c.shape)}")
     a, bias, c = a.contiguous(), bias.contiguous(), c.contiguous()
     y = torch.empty_like(a)
     n_rows, n_cols = a.shape

@@ -79,6 +79,8 @@ def bmm_add_relu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.
     """relu(A @ B + bias) of [batch, M, K], [batch, K, N] and [batch, N], all of one dtype."""
     a, b, bias = a.contiguous(), b.contiguous(), bias.contiguous()
     (batch, m, k), n = a.shape, b.shape[2]
+    if bias.shape != (batch, n):
+        raise ValueError(f"bmm_add_relu: bias must be [{batch}, {n}], and its shape is {tuple(bias.shape)}")
     c = torch.empty((batch, m, n), dtype=a.dtype, device=a.device)
 
     def grid(meta):

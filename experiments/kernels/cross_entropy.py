@@ -134,16 +134,19 @@ def cross_entropy(
 
     Args:
         logits: a contiguous matrix; what it holds is replaced.
-        target: the right column of each row.
+        target: the right column of each row, [rows].
         ignore_index: target of rows without loss and gradient.
         scale: such as 1 / number of tokens, for a mean.
 
     Raises:
-        ValueError: the logits are not contiguous, so their memory cannot take the gradient.
+        ValueError: the logits are not contiguous, so their memory cannot take the gradient; or not as many as targets.
     """
     if not logits.is_contiguous():
         raise ValueError("cross_entropy writes into its logits: they must be contiguous")
     n_rows, n_cols = logits.shape
+    if target.shape != (n_rows,):
+        raise ValueError(f"cross_entropy: target must be [{n_rows}], and its shape is {tuple(target.shape)}")
+    target = target.contiguous()
     loss = torch.empty(n_rows, dtype=torch.float32, device=logits.device)
     is_aligned = n_cols * logits.element_size() % 16 == 0
     cross_entropy_kernel[(n_rows,)](logits, target, loss, n_cols, ignore_index, scale, ALIGNED=is_aligned)

@@ -111,13 +111,22 @@ def fused_moe(
     Args:
         x: tokens, [tokens, K].
         w: weights, [experts, N, K].
-        topk_ids: each token's experts, [tokens, top_k] in int64.
+        topk_ids: each token's experts, [tokens, top_k] in int32 or int64. That each is one of w is left to the device,
+            whose indexing asserts it: to ask here would wait for the GPU.
         config: params that the kernel is launched with, where it is tuned; in production the active packs say.
 
     Returns:
         [tokens, top_k, N].
+
+    Raises:
+        ValueError: topk_ids are no integers, or not those of x.
     """
-    x, w, topk_ids = x.contiguous(), w.contiguous(), topk_ids.contiguous()
+    if topk_ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"fused_moe: topk_ids must be int32 or int64, not {topk_ids.dtype}")
+    if topk_ids.dim() != 2 or topk_ids.shape[0] != x.shape[0]:
+        raise ValueError(f"fused_moe: topk_ids must be [{x.shape[0]}, top_k], and its shape is {tuple(topk_ids.shape)}")
+    # Scattering by expert takes int64 alone.
+    x, w, topk_ids = x.contiguous(), w.contiguous(), topk_ids.to(torch.int64).contiguous()
     num_slots, (num_experts, n, k), device = topk_ids.numel(), w.shape, x.device
     c = torch.empty((*topk_ids.shape, n), dtype=x.dtype, device=device)
     slots = torch.empty(max_blocks(num_slots, num_experts, MAX_BLOCK_M) * MAX_BLOCK_M, dtype=torch.int32, device=device)

@@ -73,10 +73,22 @@ def num_sms(device: torch.device) -> int:
 
 
 def matmul_tma(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """A @ B of two row-major matrices of one dtype; TMA wants them aligned to 16 bytes, row by row."""
+    """A @ B of two row-major matrices of one dtype; TMA wants them aligned to 16 bytes, row by row.
+
+    Raises:
+        ValueError: one of them is not, or the product would not be.
+    """
     a, b = (x if x.stride(1) == 1 else x.contiguous() for x in (a, b))
     (m, k), n = a.shape, b.shape[1]
     c = torch.empty((m, n), dtype=a.dtype, device=a.device)
+    for name, x, row in (("a", a, a.stride(0)), ("b", b, b.stride(0)), ("b", b, n)):
+        if row * x.element_size() % 16:
+            raise ValueError(f"matmul_tma: rows of {name} must be a multiple of 16 bytes for TMA, not {row} {x.dtype}")
+        # torch.compile cannot trace where a view begins.
+        if not torch.compiler.is_compiling() and x.storage_offset() * x.element_size() % 16:
+            raise ValueError(
+                f"matmul_tma: {name} must begin at a multiple of 16 bytes for TMA: make a copy of the view"
+            )
     # Blocks are the config's, which is known at the launch only.
     descriptors = [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1]) for x in (a, b, c)]
 

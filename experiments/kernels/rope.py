@@ -83,12 +83,23 @@ def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor)
     Args:
         q: [batch, length, heads, head_dim]; a slice of a joint projection is read where it lies.
         k: the same with its own number of heads.
-        cos: [length, head_dim / 2].
+        cos: [length, head_dim / 2]; a table may go on beyond length.
         sin: the same.
+
+    Raises:
+        ValueError: a shape does not fit.
     """
+    length, head_dim = q.shape[1], q.shape[3]
+    if head_dim % 2:
+        raise ValueError(f"rope: q must have an even head_dim, to be turned in pairs, and has {head_dim}")
+    if (*k.shape[:2], k.shape[3]) != (*q.shape[:2], head_dim):
+        raise ValueError(f"rope: k may differ from q in its heads only: {tuple(k.shape)}, and q is {tuple(q.shape)}")
+    for name, table in (("cos", cos), ("sin", sin)):
+        if table.dim() != 2 or table.shape[0] < length or table.shape[1] != head_dim // 2:
+            raise ValueError(f"rope: {name} must be [{length}, {head_dim // 2}], and its shape is {tuple(table.shape)}")
     q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
     q_rows, k_rows = _tokens(q), _tokens(k)
-    n_tokens, n_q_heads, head_dim = q_rows.shape
+    n_tokens, n_q_heads = q_rows.shape[:2]
     rope_kernel[lambda meta: (triton.cdiv(n_tokens, meta["TOKENS"]),)](
         q_rows,
         k_rows,
@@ -97,7 +108,7 @@ def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor)
         q_out,
         k_out,
         n_tokens,
-        q.shape[1],
+        length,
         q_rows.stride(0),
         k_rows.stride(0),
         n_q_heads,

@@ -46,6 +46,8 @@ def swiglu_kernel(
 
 def swiglu(x: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up of a [n_rows, 2 * n_cols] projection, gate first: what training code calls."""
+    if x.shape[1] % 2:
+        raise ValueError(f"swiglu: x must have an even number of columns, gate and up, and has {x.shape[1]}")
     x = x if x.stride(1) == 1 else x.contiguous()
     n_rows, n_cols = x.shape[0], x.shape[1] // 2
     y = torch.empty(n_rows, n_cols, dtype=x.dtype, device=x.device)

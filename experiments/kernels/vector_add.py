@@ -46,6 +46,8 @@ def vector_add_kernel(
 
 def vector_add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Sum of two tensors of one shape: what training code calls."""
+    if y.shape != x.shape:
+        raise ValueError(f"vector_add: y must have the shape of x, {tuple(x.shape)}, and has {tuple(y.shape)}")
     x, y = x.contiguous(), y.contiguous()
     z = torch.empty_like(x)
     n_elements = x.numel()

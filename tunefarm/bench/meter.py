@@ -64,7 +64,8 @@ class Question:
         baseline: the default, where its outputs are asked for.
         atol: absolute tolerance of the check, None for the dtype's.
         rtol: relative tolerance of the check, None for the dtype's.
-        seed: of inputs and order.
+        seed: of inputs, and of the order in turns.
+        order_seed: which order of that seed, where the same question is asked again and again.
         landscape: file to replay, or empty.
     """
 
@@ -85,6 +86,7 @@ class Question:
     atol: float | None = None
     rtol: float | None = None
     seed: int = 0
+    order_seed: int = 0
     landscape: str = ""
 
 

@@ -57,7 +57,7 @@ def in_turn(running: Mapping[int, Loaded], question: Question, flush: torch.Tens
     """
     durations: dict[int, list[float]] = {number: [] for number in sorted(running)}
     order = list(durations)
-    shuffle = random.Random(question.seed).shuffle
+    shuffle = random.Random(f"{question.seed}:{question.order_seed}").shuffle
     left = NUM_WARMUP + question.num_samples if order else 0
     while left > 0:
         for _ in range(left):

@@ -12,8 +12,9 @@ from tunefarm.search.features import num_warps, tile_volumes
 from tunefarm.trial import Winner, median_interval
 
 NUM_RESAMPLES = 2000
+"""At least; a narrower tail takes more, so that ten lie beyond either end of an interval whatever its confidence."""
 CONFIDENCE = 0.99
-"""Of the interval outside of which one config is better than another."""
+"""Of the interval outside of which one config is better than another; in finals, of all such intervals together."""
 
 Finalist: TypeAlias = tuple[int, Config, tuple[float, ...]]
 """Number, config and samples in ms, one sample per round: sample i of every finalist was taken in round i."""
@@ -24,10 +25,12 @@ def crown(
 ) -> Winner:
     """Crowns the winner of interleaved finals.
 
-    A finalist ties with the fastest when the fastest is not better by `is_better`. A tied default
-    is kept, and so is one that the fastest beats by less than `min_gain`; then the incumbent under the same terms;
-    then, among those that are both tied and within `min_gain`, the simplest: fewest warps, fewest stages, smallest
-    tile, first key. The order of `finalists` is of no consequence.
+    A finalist ties with the fastest when the fastest is not better by `is_better`. With k finalists that is asked
+    k - 1 times, so each answer may err with an equal share of 1 - `CONFIDENCE` only (Bonferroni; that the fastest was
+    picked by the same samples is left out of account). A tied default is kept, and so is one that the fastest beats by
+    less than `min_gain`; then the incumbent under the same terms; then, among those that are both tied and within
+    `min_gain`, the simplest: fewest warps, fewest stages, smallest tile, first key. The order of `finalists` is of no
+    consequence.
 
     Args:
         finalists: at least one, each with at least one sample.
@@ -45,7 +48,8 @@ def crown(
     medians = np.array([float(np.median(s)) for s in samples])
     fastest = int(medians.argmin())
     rest = [i for i in range(len(field)) if i != fastest]
-    tied = {fastest, *(i for i in rest if not is_better(samples[fastest], samples[i], seed=seed))}
+    confidence = 1.0 - (1.0 - CONFIDENCE) / max(1, len(rest))
+    tied = {fastest, *(i for i in rest if not is_better(samples[fastest], samples[i], confidence, seed))}
     near = {i for i in range(len(field)) if i == fastest or medians[i] < medians[fastest] * (1.0 + min_gain)}
     champion, reason = _choose(configs, tied, near, default, incumbent)
     return evidence(configs, samples, champion, default, reason, seed)
@@ -141,7 +145,8 @@ def ratio_interval(
     Source: Efron and Tibshirani, An Introduction to the Bootstrap, 13 (percentile intervals).
     """
     num_rounds = min(len(slower_ms), len(faster_ms))
-    rounds = np.random.default_rng(seed).integers(num_rounds, size=(NUM_RESAMPLES, num_rounds))
+    num_resamples = max(NUM_RESAMPLES, round(20 / (1.0 - confidence)))
+    rounds = np.random.default_rng(seed).integers(num_rounds, size=(num_resamples, num_rounds))
     slower, faster = (np.median(np.asarray(s[:num_rounds])[rounds], axis=1) for s in (slower_ms, faster_ms))
     tail = 50 * (1.0 - confidence)
     low, high = np.percentile(slower / faster, [tail, 100 - tail])
