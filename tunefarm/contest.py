@@ -244,7 +244,7 @@ class Contest:
         call = check or planned.call
         default = self._built.get(planned.default) if planned.default is not None else None
         if check is None and default is not None and default.artifact is not None and not replay:
-            baseline = Candidate(number=-1, config=default.config, build=default.build, artifact=default.artifact)
+            baseline = default.candidate(-1)
         return ask(
             self.experiment, call, candidates,
             rung=rung.number,

@@ -83,8 +83,7 @@ class Errands:
 
     def candidate(self, call: Call, number: int, config: Config) -> Candidate:
         """A config that was built, as a meter needs it."""
-        built = self.built(call, config)
-        return Candidate(number=number, config=config, build=built.build, artifact=built.artifact)
+        return self.built(call, config).candidate(number)
 
     def ask(self, questions: Sequence[Question]) -> Iterator[tuple[Question, Answers | str]]:
         """Answers to questions as they come; a string says why there is none.

@@ -140,8 +140,8 @@ class Finals:
             for number, each in built.items()
             if each.failure is not None
         }
-        ready = {number: _candidate(number, each) for number, each in built.items() if number not in wrong}
-        baseline = _candidate(-1, default) if default is not None and default.failure is None else None
+        ready = {number: each.candidate(number) for number, each in built.items() if number not in wrong}
+        baseline = default.candidate(-1) if default is not None and default.failure is None else None
         answered: dict[int, Answer] = {}
         while left := [number for number in ready if number not in answered]:
             found = yield from self._sit([self.question([ready[n] for n in left], call, baseline)])
@@ -186,10 +186,6 @@ class Finals:
                 number = question.candidates[0].number
                 found[number] = lost_answer(number, result)
         return found
-
-
-def _candidate(number: int, built: Built) -> Candidate:
-    return Candidate(number=number, config=built.config, build=built.build, artifact=built.artifact)
 
 
 def _on(call: Call, answer: Answer) -> Answer:

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from tunefarm.bench.launch import learn
-from tunefarm.bench.meter import Answers, Candidate, Question
+from tunefarm.bench.meter import Answers, Question
 from tunefarm.bench.tensors import make_inputs
 from tunefarm.bench.worker import BuildRequest, build, measure
 from tunefarm.config import Config
@@ -144,9 +144,7 @@ def retime(
     builder = next(w.name for w in fleet.workers if w.role == "build")
     meter = next(w.name for w in fleet.workers if w.role == "measure")
     builts = fleet.submit(partial(build, request), builder).result()
-    candidates = tuple(
-        Candidate(number=n, config=b.config, build=b.build, artifact=b.artifact) for n, b in enumerate(builts)
-    )
+    candidates = tuple(built.candidate(number) for number, built in enumerate(builts))
     question = Question(
         ref=ref, device=study.device, problem=study.problem, variables=study.variables, candidates=candidates,
         rung=FINAL, num_samples=num_samples, interleaved=True,

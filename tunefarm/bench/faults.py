@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tunefarm.bench.launch import users_line
 from tunefarm.bench.meter import Answer
 from tunefarm.bench.tensors import explained
 from tunefarm.errors import InfrastructureError, SpecError, WorkerLost
@@ -128,7 +128,7 @@ def failed(number: int, error: BaseException, *, alone: bool = True) -> Answer:
     """
     fault = judge(error)
     # Strings only: an exception would keep its frames, and they the tensors, alive.
-    place = _users_line(error) if fault.outcome is Outcome.USER_ERROR else ""
+    place = users_line(error) if fault.outcome is Outcome.USER_ERROR else ""
     message = first_line(error)[: MAX_MESSAGE - len(place)] + place
     failure = Failure(stage=fault.stage, kind=type(error).__name__, message=message)
     answer = Answer(number=number, outcome=fault.outcome, failure=failure)
@@ -218,16 +218,6 @@ class Pace:
 def first_line(error: BaseException) -> str:
     """The first line of a message that says anything; the exception's name if none does."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def _users_line(error: BaseException) -> str:
-    """` (file:line)` of the deepest frame that is the user's; empty if there is none."""
-    frames = [
-        (frame.f_code.co_filename, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if frame.f_globals.get("__name__", "").split(".")[0] not in ("torch", "triton", "tunefarm")
-    ]
-    return f" ({frames[-1][0]}:{frames[-1][1]})" if frames else ""
 
 
 def _is_sound() -> bool:

@@ -117,7 +117,7 @@ def learn(workload: Workload, inputs: Mapping[str, Any], config: Config | None, 
             raise
         except (Exception, SystemExit) as e:
             raise SpecError(
-                f"the call of {workload.name} raised {type(e).__name__}: {e}{_users_line(e)}",
+                f"the call of {workload.name} raised {type(e).__name__}: {e}{users_line(e, or_any=True)}",
                 hint="it must run on tensors without data (device meta): no .item(), no branches on values",
             ) from None
     if len(launches) != 1:
@@ -275,9 +275,15 @@ def _grid(grid: Any, bound: Mapping[str, Any]) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _users_line(error: BaseException) -> str:
-    """` (file:line)` of the deepest frame that is not a library's; the deepest of all if there is none."""
+def users_line(error: BaseException, *, or_any: bool = False) -> str:
+    """` (file:line)` of the deepest frame that is not a library's; empty if there is none.
+
+    Args:
+        error: as it was caught.
+        or_any: take the deepest frame of all where none is the user's.
+    """
     frames = [(frame.f_globals.get("__name__", ""), frame.f_code.co_filename, line)
               for frame, line in traceback.walk_tb(error.__traceback__)]  # fmt: skip
-    users = [frame for frame in frames if frame[0].split(".")[0] not in ("torch", "triton", "tunefarm")] or frames
+    users = [frame for frame in frames if frame[0].split(".")[0] not in ("torch", "triton", "tunefarm")]
+    users = users or (frames if or_any else [])
     return f" ({users[-1][1]}:{users[-1][2]})" if users else ""

@@ -51,7 +51,7 @@ class Loaded:
         again: makes the same of other arguments; None where there is nothing to exchange.
         reset: gives arguments that are to be restored or zeroed their content before the launch; None if none are.
         arguments: of the kernel, by name.
-        written: names of those that the first launch changed.
+        written: names of those that the first launch was seen to change.
         zeroed: storages that `reset` zeroes, by address.
         timer: `cold`, `hot` or `graph`; see `Measurement`.
         samples: events before and after each queued sample.

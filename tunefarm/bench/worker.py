@@ -21,7 +21,7 @@ from tunefarm.bench.faults import CEILING_S, Pace, Poisoned, failed, obituary
 from tunefarm.bench.gpu import GpuMeter
 from tunefarm.bench.launch import learn
 from tunefarm.bench.legality import unfit
-from tunefarm.bench.meter import NUM_WARMUP, Answer, Answers, Meter, Question
+from tunefarm.bench.meter import NUM_WARMUP, Answer, Answers, Candidate, Meter, Question
 from tunefarm.bench.replay import LandscapeMeter
 from tunefarm.bench.steady import Watch
 from tunefarm.bench.tensors import make_inputs
@@ -84,6 +84,14 @@ class Built:
             return self
         failure = unfit(self.build, device)
         return dataclasses.replace(self, outcome=Outcome.OUT_OF_RESOURCES, failure=failure) if failure else self
+
+    def candidate(self, number: int) -> Candidate:
+        """The config as a meter needs it.
+
+        Args:
+            number: in its study.
+        """
+        return Candidate(number=number, config=self.config, build=self.build, artifact=self.artifact)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
