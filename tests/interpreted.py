@@ -64,3 +64,17 @@ def narrow_routing(ref: WorkloadRef, config: Config) -> bool:
     topk_ids = torch.randint(4, (12, 2))
     wide, narrow = (workload.call(x, w, ids) for ids in (topk_ids, topk_ids.to(torch.int32)))
     return torch.equal(wide, narrow) and torch.allclose(wide, workload.reference(x, w, topk_ids), atol=0.1)
+
+
+def masked_softmax(ref: WorkloadRef, config: Config) -> float:
+    """The largest error of a softmax of rows that begin with blocks of -inf and end with values far below zero."""
+    import torch
+
+    workload = load_workload(ref)
+    (tuner,) = autotuners(workload.kernel)
+    tuner.configs = [triton_config(config)]
+    x = torch.randn(3, 9001) - 1000
+    x[:, :5000] = float("-inf")
+    with poisoned():
+        y = workload.call(x)
+    return (y - torch.softmax(x, 1)).abs().nan_to_num(float("inf")).max().item()

@@ -200,6 +200,16 @@ def test_a_call_whose_arguments_do_not_fit_names_the_one(
         call(*arguments)
 
 
+def test_a_masked_beginning_is_no_maximum(interpreter: LocalProcess) -> None:
+    """Taken for zero, the maximum of nothing but -inf lets the exponentials of all that follows vanish."""
+    params: dict[str, Value] = {"ROWS": 1, "BLOCK_N": 2048}
+    ref = open_experiment(FOLDER / "softmax.yaml").experiment.ref
+    job = partial(interpreted.masked_softmax, ref, Config(params=params, options={"num_warps": 4}))
+    found, error = open_reply(interpreter.exchange(pack(job)))
+    assert error is None
+    assert found < 1e-6
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_workload_compiles(name: str, arch: str) -> None:

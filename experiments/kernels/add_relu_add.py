@@ -8,7 +8,7 @@ import tunefarm
 
 # As an elementwise kernel of Triton's tutorials: blocks of 1024.
 DEFAULT = tunefarm.Config(
-    params={"ROWS": 1, "BLOCK_N": 1024, "KEEP": ""},
+    params={"BLOCK": 1024, "KEEP": ""},
     options={"num_warps": 4},
 )
 
@@ -23,24 +23,25 @@ def add_relu_add_kernel(
     y_ptr,
     n_rows,
     n_cols,
-    ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    RUN: tl.constexpr,
+    BLOCK: tl.constexpr,
     KEEP: tl.constexpr,
 ):
-    """y = relu(a + bias) + c, matrices [n_rows, n_cols]; each program takes ROWS rows of a block of columns."""
-    blocks = tl.cdiv(n_cols, BLOCK_N)
-    program = tl.program_id(0)
-    first = (program // blocks).to(tl.int64) * ROWS
-    row = tl.arange(0, ROWS)[:, None]
-    column = program % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
-    bias = tl.load(bias_ptr + column, mask=column < n_cols, eviction_policy="evict_last").to(tl.float32)
-    inside = (row < tl.minimum(n_rows - first, ROWS).to(tl.int32)) & (column < n_cols)[None, :]
+    """y = relu(a + bias) + c, matrices [n_rows, n_cols]; each program takes BLOCK elements, wherever rows end.
+
+    RUN divides n_cols: so many elements lie in one row, and one division tells their columns.
+    """
+    RUNS: tl.constexpr = BLOCK // RUN
+    run, within = tl.arange(0, RUNS), tl.arange(0, RUN)[None, :]
+    first, runs_of_row = tl.program_id(0).to(tl.int64) * RUNS, n_cols // RUN
+    column = ((first % runs_of_row).to(tl.int32) + run) % runs_of_row
+    inside = (run < tl.minimum(tl.cast(n_rows, tl.int64) * runs_of_row - first, RUNS).to(tl.int32))[:, None]
+    bias = tl.load(bias_ptr + column[:, None] * RUN + within, eviction_policy="evict_last").to(tl.float32)
     # Scalars first: a 64-bit offset for each element would cost two registers an element.
-    shift = first * n_cols
-    offset = row * n_cols + column[None, :]
+    shift, offset = first * RUN, run[:, None] * RUN + within
     a = tl.load(a_ptr + shift + offset, mask=inside, eviction_policy=KEEP).to(tl.float32)
     c = tl.load(c_ptr + shift + offset, mask=inside, eviction_policy=KEEP).to(tl.float32)
-    x = a + bias[None, :]
+    x = a + bias
     # Not tl.maximum, which would turn NaN into 0 where torch keeps it.
     y = tl.where(x < 0.0, 0.0, x) + c
     tl.store(y_ptr + shift + offset, y.to(y_ptr.dtype.element_ty), mask=inside, eviction_policy=KEEP)
@@ -57,9 +58,9 @@ def add_relu_add(a: torch.Tensor, bias: torch.Tensor, c: torch.Tensor) -> torch.
     n_rows, n_cols = a.shape
 
     def grid(meta: dict[str, int]) -> tuple[int]:
-        return (triton.cdiv(n_rows, meta["ROWS"]) * triton.cdiv(n_cols, meta["BLOCK_N"]),)
+        return (triton.cdiv(a.numel(), meta["BLOCK"]),)
 
-    add_relu_add_kernel[grid](a, bias, c, y, n_rows, n_cols)
+    add_relu_add_kernel[grid](a, bias, c, y, n_rows, n_cols, RUN=max(run for run in (1, 2, 4, 8) if n_cols % run == 0))
     return y
 
 
@@ -72,5 +73,5 @@ workload = tunefarm.Workload(
     key=("n_cols",),
     ranges=("n_cols",),
     num_bytes=lambda n_rows, n_cols, dtype: (3 * n_rows + 1) * n_cols * {"bf16": 2, "fp16": 2, "fp32": 4}[dtype],
-    tiles=(("ROWS", "BLOCK_N"),),
+    tiles=(("BLOCK",),),
 )
