@@ -131,6 +131,15 @@ def hall(tmp_path: Path, store: Path) -> Hall:
 # ---- checks ----
 
 
+def test_two_checks_that_need_one_build_hold_nobody_up_twice(hall: Hall) -> None:
+    """Sizes of one specialisation share their machine code; who waited for it twice went on without his answers."""
+    played = hall.sweep({}, checks=[{"n": "n - 1"}, {"n": "n - 3"}, {"n": 7}])
+    assert [result.status for result in played.results] == [Status.WINNER]
+    checked = [asked for asked in hall.finals if not asked["timed"]]
+    assert [asked["n"] for asked in checked] == [N - 1, N - 3, 7]
+    assert all(asked["built_for"] == checked[0]["built_for"] for asked in checked)
+
+
 def test_who_fails_a_check_gives_his_place_to_the_next(hall: Hall) -> None:
     """TF-034, TF-038: the fastest config is wrong for one element less; the next is right, and a new one checked."""
     best, second = config(64, 0, 2), config(64, 1, 2)

@@ -223,8 +223,10 @@ class Sweep:
             self._dispatch.submit(jobs)
 
     def _wait_for(self, desk: _Desk, job_id: str) -> None:
-        desk.waiting.add(job_id)
-        self._by_job.setdefault(job_id, []).append(desk)
+        # Two checks may need the same build: who is called back twice for it would go on before it has its answers.
+        if job_id not in desk.waiting:
+            desk.waiting.add(job_id)
+            self._by_job.setdefault(job_id, []).append(desk)
 
     def _build_job(
         self, call: Call, config: Config, jobs: list[tuple[Job, Callable[[], object]]], *, priority: int

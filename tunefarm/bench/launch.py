@@ -161,7 +161,8 @@ def intercept(
     # The config enters where production's would: at the autotuner, or at the outermost object where there is none.
     entry = next((layer for layer in chain if hasattr(layer, "configs")), chain[0])
     chosen = config if config is not None else (default_config(workload) if entry is not inner else None)
-    hook = workload.autotuned.pre_hook if workload.autotuned else None
+    autotuned = workload.autotuned
+    hook = autotuned.pre_hook if autotuned else None
     binder, backend = _binder(inner, target)
 
     def launch(*args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
