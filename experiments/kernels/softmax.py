@@ -132,18 +132,16 @@ def softmax_kernel(
     y_ptr,
     n_rows,
     n_cols,
-    WIDTH: tl.constexpr,
     RAGGED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Softmax along the rows of a contiguous [n_rows, n_cols] matrix; each program takes ROWS rows.
 
-    The call says of the rows what decides which code they need: WIDTH, the power of 2 that just holds one, and whether
-    they are RAGGED, not a whole number of cache lines long.
+    The call says whether rows are RAGGED: not a whole number of cache lines long.
     """
     first = tl.program_id(0).to(tl.int64) * ROWS
-    if WIDTH <= BLOCK_N:
+    if n_cols <= BLOCK_N:
         softmax_rows(x_ptr, y_ptr, first, n_rows, n_cols, ROWS, BLOCK_N, RAGGED)
     else:
         for i in range(0, ROWS):
@@ -151,25 +149,13 @@ def softmax_kernel(
                 softmax_long_row(x_ptr, y_ptr, first + i, n_rows, n_cols, BLOCK_N, RAGGED)
 
 
-def power_of_2(length: int) -> int:
-    """The least power of 2 that is no less than a length, and 256 at least.
-
-    By comparisons: torch.compile keeps a length symbolic then, and its graph is good for all between two powers.
-    """
-    width = 256
-    while width < length:
-        width *= 2
-    return width
-
-
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """Softmax over the last dimension of a matrix: what training code calls."""
     x = x.contiguous()
     y = torch.empty_like(x)
     n_rows, n_cols = x.shape
-    softmax_kernel[lambda meta: (triton.cdiv(n_rows, meta["ROWS"]),)](
-        x, y, n_rows, n_cols, WIDTH=power_of_2(n_cols), RAGGED=n_cols * x.element_size() % LINE_BYTES != 0
-    )
+    is_ragged = n_cols * x.element_size() % LINE_BYTES != 0
+    softmax_kernel[lambda meta: (triton.cdiv(n_rows, meta["ROWS"]),)](x, y, n_rows, n_cols, RAGGED=is_ragged)
     return y
 
 
