@@ -1,0 +1,150 @@
+"""Searches replayed on a recorded space: ours as sweeps drive it, and others on the same list of candidates."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from recordings import Space
+
+from tunefarm.search.rungs import RUNGS
+from tunefarm.search.search import StudySearch
+from tunefarm.trial import Failure, Measurement, Outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a search did.
+
+    Attributes:
+        tried: candidates measured, each once, in that order; those that failed on the GPU among them.
+        num_built: candidates compiled.
+        num_buckets, num_closed: of ours.
+        lost: whether a bucket was closed over every candidate within 1 % of the best, none of them measured.
+        ask_s: seconds of its own.
+    """
+
+    tried: tuple[int, ...]
+    num_built: int
+    num_buckets: int = 0
+    num_closed: int = 0
+    lost: bool = False
+    ask_s: float = 0.0
+
+
+Strategy = Callable[[Space, int, int], Run]
+"""Space, seed and the most candidates to measure."""
+
+FAILED = Failure(stage="launch", kind="recorded", message="failed when it was recorded")
+
+
+def ours(space: Space, seed: int, budget: int, *, on_demand: bool = False, **terms: Any) -> Run:
+    """The study search as a sweep drives it, on redrawn samples.
+
+    Args:
+        space: to search.
+        seed: of the search and of the samples.
+        budget: candidates to measure at most; it may end before.
+        on_demand: compile what the search asks for and no more, instead of everything first.
+        terms: of the `StudySearch`, other than its defaults.
+    """
+    rng = random.Random(seed)
+    search = StudySearch(
+        configs=space.configs, problem=space.problem, device=space.device, seed=seed, max_trials=budget, **terms
+    )
+    number_of = {config: number for number, config in enumerate(space.configs)}
+    there = [number_of[trial.config] for trial in search.trials]
+    tried: list[int] = []
+    built: set[int] = set()
+
+    def build(numbers: list[int]) -> None:
+        known = [replace(space.trials[there[number]], number=number) for number in numbers if number not in built]
+        built.update(numbers)
+        search.built(known)
+
+    began = time.perf_counter()
+    while not on_demand and (wanted := search.wants_builds(len(there))):
+        build(wanted)
+    while requests := search.ask():
+        build([request.number for request in requests])
+        for request in search.pending:
+            number = there[request.number]
+            if number not in tried:
+                tried.append(number)
+            samples = space.samples_ms[number]
+            if not samples:
+                search.tell(request.number, (Outcome.USER_ERROR, FAILED))
+                continue
+            num = min(len(samples), RUNGS[request.rung].num_samples)
+            drawn = tuple(rng.choice(samples) for _ in range(num))
+            search.tell(
+                request.number, Measurement(samples_ms=drawn, timer="cold", rung=request.rung, source="replayed")
+            )
+    near = {n for n, time_ms in enumerate(space.times_ms) if time_ms is not None and time_ms <= 1.01 * space.best_ms}
+    buckets = {bucket.number: bucket for bucket in search.buckets}
+    closed = {there[member] for number in search.closed for member in buckets[number].members}
+    merged = {there[t.number]: there[t.merged_into] for t in search.trials if t.merged_into is not None}
+    left = {merged.get(number, number) for number in near}
+    return Run(
+        tried=tuple(tried), num_built=len(built), num_buckets=len(search.buckets), num_closed=len(search.closed),
+        lost=not left & set(tried) and bool(left) and left <= closed, ask_s=time.perf_counter() - began,
+    )  # fmt: skip
+
+
+def at_random(space: Space, seed: int, budget: int) -> Run:
+    """Distinct candidates, in any order."""
+    live = _live(space)
+    random.Random(seed).shuffle(live)
+    tried = tuple(live[:budget])
+    return Run(tried=tried, num_built=len(tried))
+
+
+def optuna_sampler(space: Space, seed: int, budget: int, *, make: Callable[[int], Any]) -> Run:
+    """A sampler of Optuna's at its best: what it repeats, or what is illegal, becomes the nearest untried candidate."""
+    import optuna
+    from optuna.distributions import CategoricalDistribution
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    flats = [config.flat for config in space.configs]
+    values = {name: sorted({flat[name] for flat in flats if name in flat}, key=_ascending) for name in flats[0]}
+    ranks = [{name: values[name].index(flat[name]) / max(1, len(values[name]) - 1) for name in flat} for flat in flats]
+    domain = {name: CategoricalDistribution(choices) for name, choices in values.items()}
+    study, left, tried = optuna.create_study(sampler=make(seed)), set(_live(space)), []
+    rng, worst_ms = random.Random(seed), 0.0
+    began = time.perf_counter()
+    while left and len(tried) < budget:
+        trial = study.ask(domain)
+        asked = {
+            name: values[name].index(value) / max(1, len(values[name]) - 1) for name, value in trial.params.items()
+        }
+        number = min(left, key=lambda n: (sum(abs(asked[name] - ranks[n][name]) for name in asked), n))
+        left.discard(number)
+        tried.append(number)
+        samples = space.samples_ms[number]
+        drawn = sorted(rng.choice(samples) for _ in range(min(len(samples), 10))) if samples else []
+        time_ms = drawn[len(drawn) // 2] if drawn else 2 * (worst_ms or 1.0)
+        worst_ms = max(worst_ms, time_ms)
+        if flats[number] == trial.params:
+            study.tell(trial, time_ms)
+        else:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            study.add_trial(optuna.create_trial(params=flats[number], distributions=domain, value=time_ms))
+    return Run(tried=tuple(tried), num_built=len(tried), ask_s=time.perf_counter() - began)
+
+
+def _live(space: Space) -> list[int]:
+    """Candidates that can be launched, equal binaries once."""
+    found: Mapping[Any, int] = {
+        (trial.build.identity if trial.build else trial.number): trial.number
+        for trial in reversed(space.trials)
+        if trial.outcome is Outcome.OK
+    }
+    return sorted(found.values())
+
+
+def _ascending(value: Any) -> tuple[bool, Any]:
+    is_number = isinstance(value, int | float)
+    return not is_number, value if is_number else str(value)

@@ -1,0 +1,291 @@
+"""How soon searches find the best config of recorded spaces. No GPU.
+
+    python experiments/benchmarks/search.py experiments/landscapes [FOLDER or FILE ...] [--only tunefarm,random]
+
+Every strategy searches every problem with so many seeds; each measurement is drawn from the recorded samples of its
+config. A candidate counts as found when its time, the median of all samples of its binary, is within 5, 2 or 1 % of the
+least of the problem; a seed that never gets there counts as twice the budget. Candidates with equal binaries count as
+one. What others propose twice, or what is illegal, becomes the nearest untried candidate at no cost, so that they are
+shown at their best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from html import escape
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from recordings import Space, load_spaces
+from replays import Run, Strategy, at_random, optuna_sampler, ours
+
+from tunefarm.document import write_atomic
+from tunefarm.errors import TunefarmError, UserError
+
+AFTER = (10, 20, 30, 50, 100, 200)
+WITHIN = (0.05, 0.02, 0.01)
+LARGE, BUDGETS = 2000, (60, 200)
+"""Candidates from which a space is given the second budget."""
+
+
+def _tpe(seed: int) -> Any:
+    import optuna
+
+    return optuna.samplers.TPESampler(seed=seed)
+
+
+def _gp(seed: int) -> Any:
+    import optuna
+
+    return optuna.samplers.GPSampler(seed=seed)
+
+
+STRATEGIES: Mapping[str, Strategy] = {
+    "tunefarm": partial(ours, batch=1),
+    "tunefarm-8": partial(ours, batch=8),
+    "on-demand": partial(ours, batch=8, on_demand=True),
+    "no-buckets": partial(ours, batch=1, threshold=1.0),
+    "random": at_random,
+    "optuna-tpe": partial(optuna_sampler, make=_tpe),
+    "optuna-gp": partial(optuna_sampler, make=_gp),
+}
+"""By name. `tunefarm`: one measurement at a time, everything compiled; `tunefarm-8`: batches of 8, as sweeps do;
+`on-demand`: compiled when asked for; `no-buckets`: every candidate a bucket of its own."""
+
+DEFAULT = ("tunefarm", "tunefarm-8", "on-demand", "no-buckets", "random", "optuna-tpe")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What a strategy came to on one problem, over all seeds.
+
+    Attributes:
+        strategy, space: names.
+        num_candidates, num_distinct: of the space; equal binaries counted once.
+        evaluations: by per cent, the median number of candidates measured until one within it was.
+        reached: by per cent, share of seeds that got there.
+        optimum: after so many candidates, the least time over the best one found; mean over seeds.
+        within_2_after_40: share of seeds.
+        tried, built, build_s: candidates measured and compiled, and what compiling took; means.
+        closed: share of buckets closed at the end; mean.
+        lost: share of seeds that closed a bucket over all that is within 1 %.
+        ask_ms: of the search itself, for each candidate measured.
+    """
+
+    strategy: str
+    space: str
+    num_candidates: int
+    num_distinct: int
+    evaluations: dict[int, float]
+    reached: dict[int, float]
+    optimum: dict[int, float]
+    within_2_after_40: float
+    tried: float
+    built: float
+    build_s: float
+    closed: float
+    lost: float
+    ask_ms: float
+
+
+def score(strategy: str, space: Space, runs: Sequence[Run], budget: int) -> Score:
+    """The figures of one strategy on one problem."""
+    found = [_found(space, run) for run in runs]
+    first = {round(100 * x): [_first(ratios, 1 + x) for ratios in found] for x in WITHIN}
+    build_s = statistics.fmean(space.build_s)
+    return Score(
+        strategy=strategy, space=space.label, num_candidates=len(space.trials), num_distinct=space.num_distinct,
+        evaluations={x: statistics.median(n or 2 * budget for n in firsts) for x, firsts in first.items()},
+        reached={x: statistics.fmean(n is not None for n in firsts) for x, firsts in first.items()},
+        optimum={
+            after: statistics.fmean(1 / min(ratios[:after], default=float("inf")) for ratios in found)
+            for after in AFTER
+            if after <= budget
+        },
+        within_2_after_40=statistics.fmean(_first(ratios[:40], 1.02) is not None for ratios in found),
+        tried=statistics.fmean(len(run.tried) for run in runs),
+        built=statistics.fmean(run.num_built for run in runs),
+        build_s=statistics.fmean(run.num_built for run in runs) * build_s,
+        closed=statistics.fmean(run.num_closed / max(1, run.num_buckets) for run in runs),
+        lost=statistics.fmean(run.lost for run in runs),
+        ask_ms=1000 * sum(run.ask_s for run in runs) / max(1, sum(len(run.tried) for run in runs)),
+    )  # fmt: skip
+
+
+def _found(space: Space, run: Run) -> list[float]:
+    """Of each candidate tried its time over the least; infinite for one that failed."""
+    times = (space.times_ms[number] for number in run.tried)
+    return [float("inf") if time_ms is None else time_ms / space.best_ms for time_ms in times]
+
+
+def _first(ratios: Sequence[float], limit: float) -> int | None:
+    return next((count for count, ratio in enumerate(ratios, 1) if ratio <= limit), None)
+
+
+_spaces: list[Space] = []
+
+
+def _open(paths: Sequence[Path]) -> None:
+    _spaces[:] = load_spaces(paths)
+
+
+def _run(name: str, index: int, seed: int, budget: int) -> Run:
+    return STRATEGIES[name](_spaces[index], seed, budget)
+
+
+def compare(
+    paths: Sequence[Path], names: Sequence[str], *, seeds: int, least: int, jobs: int, budget: int | None
+) -> Iterator[Score]:
+    """Scores, problem by problem.
+
+    Raises:
+        UserError: no problem has so many candidates.
+    """
+    _open(paths)
+    chosen = [index for index, space in enumerate(_spaces) if len(space.trials) >= least]
+    if not chosen:
+        raise UserError(f"holds no problem of {least} candidates or more", file=", ".join(map(str, paths)))
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_open, initargs=(paths,)) as pool:
+        for index in chosen:
+            space = _spaces[index]
+            limit = budget or BUDGETS[len(space.trials) >= LARGE]
+            asked = {name: [pool.submit(_run, name, index, seed, limit) for seed in range(seeds)] for name in names}
+            for name, futures in asked.items():
+                yield score(name, space, [future.result() for future in futures], limit)
+
+
+COLUMNS: Sequence[tuple[str, Callable[[Score], float], str]] = (
+    ("to 5 %", lambda s: s.evaluations[5], ".1f"),
+    ("to 2 %", lambda s: s.evaluations[2], ".1f"),
+    ("to 1 %", lambda s: s.evaluations[1], ".1f"),
+    ("got to 1 %", lambda s: 100 * s.reached[1], ".0f"),
+    ("2 % after 40", lambda s: 100 * s.within_2_after_40, ".0f"),
+    *((f"@{after}", lambda s, after=after: s.optimum.get(after, float("nan")), ".3f") for after in AFTER),
+    ("tried", lambda s: s.tried, ".0f"),
+    ("built", lambda s: s.built, ".0f"),
+    ("build s", lambda s: s.build_s, ".0f"),
+    ("closed", lambda s: 100 * s.closed, ".0f"),
+    ("lost", lambda s: 100 * s.lost, ".1f"),
+    ("ms", lambda s: s.ask_ms, ".1f"),
+)  # fmt: skip
+
+
+def table(scores: Sequence[Score], *, each: bool = False) -> str:
+    """A line for each strategy, means over the problems; with `each`, for each problem, too. Shares in per cent."""
+    names = list(dict.fromkeys(s.strategy for s in scores))
+    rows = [(name, [s for s in scores if s.strategy == name]) for name in names]
+    head = "| search | problems | " + " | ".join(title for title, _, _ in COLUMNS) + " |"
+    lines = [head, "|---|--:" + "|--:" * len(COLUMNS) + "|"]
+    for name, mine in rows:
+        lines.append(_line(name, str(len(mine)), mine))
+    for name, mine in rows if each else []:
+        lines += [_line(f"{name}: {s.space}", f"{s.num_distinct} of {s.num_candidates}", [s]) for s in mine]
+    return "\n".join(lines)
+
+
+def _line(name: str, count: str, scores: Sequence[Score]) -> str:
+    cells = []
+    for _, value, form in COLUMNS:
+        known = [found for found in map(value, scores) if found == found]
+        cells.append(format(statistics.fmean(known), form) if known else "")
+    return f"| {name} | {count} | {' | '.join(cells)} |"
+
+
+WIDTH, HEIGHT, LEFT, TOP = 900, 360, 56, 24
+COLOURS = ("#2f81f7", "#8250df", "#2da44e", "#d4a72c", "#8c959f", "#e5534b", "#bf3989")
+STYLE = """\
+text { font: 12px -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #57606a }
+.rule { stroke: #8c959f; stroke-opacity: .35 }
+@media (prefers-color-scheme: dark) { text { fill: #9198a1 } }
+"""
+
+
+def picture(scores: Sequence[Score]) -> str:
+    """As SVG: the share of the optimum that each strategy has reached after so many measurements."""
+    names = list(dict.fromkeys(s.strategy for s in scores))
+    curves = {}
+    for name in names:
+        mine = [s.optimum for s in scores if s.strategy == name]
+        curves[name] = {a: statistics.fmean(o[a] for o in mine if a in o) for a in AFTER if any(a in o for o in mine)}
+    low = min(0.95, *(min(curve.values()) for curve in curves.values()))
+    shown = [after for after in AFTER if any(after in curve for curve in curves.values())]
+
+    def place(after: int, value: float) -> tuple[float, float]:
+        x = LEFT + (WIDTH - LEFT - 150) * shown.index(after) / max(1, len(shown) - 1)
+        return x, TOP + (HEIGHT - TOP - 40) * (1 - value) / (1 - low)
+
+    parts = []
+    for step in range(5):
+        value = 1 - step * (1 - low) / 4
+        _, y = place(shown[0], value)
+        parts.append(f'<line class="rule" x1="{LEFT}" x2="{WIDTH - 150}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{100 * value:.0f} %</text>')
+    for after in shown:
+        x, _ = place(after, 1)
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 20}" text-anchor="middle">{after}</text>')
+    parts.append(f'<text x="{LEFT}" y="{HEIGHT - 4}">configs measured; share of the best config\'s speed</text>')
+    for colour, (name, curve) in zip(COLOURS, curves.items(), strict=False):
+        points = " ".join("{:.1f},{:.1f}".format(*place(after, value)) for after, value in curve.items())
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        y = TOP + 18 * names.index(name)
+        parts.append(f'<rect x="{WIDTH - 136}" y="{y}" width="10" height="10" fill="{colour}"/>')
+        parts.append(f'<text x="{WIDTH - 120}" y="{y + 10}">{escape(name)}</text>')
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">'
+    return "\n".join([head, f"<style>\n{STYLE}</style>", *parts, "</svg>", ""])
+
+
+def names(text: str) -> list[str]:
+    """Names of strategies, separated by commas."""
+    chosen = [name.strip() for name in text.split(",") if name.strip()]
+    if wrong := sorted(set(chosen) - set(STRATEGIES)):
+        raise argparse.ArgumentTypeError(f"{', '.join(wrong)}: no such search; {', '.join(STRATEGIES)} are")
+    return chosen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", type=Path, nargs="+", metavar="FOLDER or FILE")
+    parser.add_argument("--only", type=names, default=list(DEFAULT), metavar="NAME,...", help=", ".join(STRATEGIES))
+    parser.add_argument("--seeds", type=int, default=30, metavar="N", help="default: %(default)s")
+    parser.add_argument("--budget", type=int, metavar="N", help="candidates measured at most; default: 60, large: 200")
+    parser.add_argument("--least", type=int, default=150, metavar="N", help="candidates of a problem; default: 150")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="processes; default: one a CPU")
+    parser.add_argument("--each", action="store_true", help="a line for each problem, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the figures for machines")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="the picture")
+    arguments = parser.parse_args()
+    # One thread a process: the matrices are small, and there is a process for each CPU.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    scores: list[Score] = []
+    began = time.monotonic()
+    try:
+        for found in compare(
+            arguments.paths, arguments.only, seeds=arguments.seeds, least=arguments.least, jobs=arguments.jobs,
+            budget=arguments.budget,
+        ):  # fmt: skip
+            scores.append(found)
+            reached = f"{found.evaluations[1]:6.1f} to 1 %"
+            print(
+                f"{time.monotonic() - began:6.0f} s  {found.space:48s} {found.strategy:12s} {reached}", file=sys.stderr
+            )
+            if arguments.json is not None:
+                write_atomic(arguments.json, json.dumps([asdict(s) for s in scores], indent=1).encode())
+    except TunefarmError as e:
+        sys.exit(str(e))
+    print(table(scores, each=arguments.each))
+    if arguments.svg is not None:
+        write_atomic(arguments.svg, picture(scores).encode())
+
+
+if __name__ == "__main__":
+    main()
