@@ -20,13 +20,13 @@ from typing import Any
 from tunefarm import landscape as landscapes
 from tunefarm.config import Config
 from tunefarm.device import Device, nominal
+from tunefarm.errors import UserError
 from tunefarm.frozen import FrozenMap
 from tunefarm.problem import Problem
 from tunefarm.trial import Build, Failure, Outcome, Trial
 
 NUM_ONE_TIME = 2
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-MIN_SAMPLES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,18 +89,28 @@ def _binary(trial: Trial) -> Any:
 
 
 def load_spaces(paths: Sequence[Path]) -> list[Space]:
-    """All problems of all recordings in files and folders."""
+    """All problems of all recordings in files and folders.
+
+    Raises:
+        UserError: one cannot be read, or is no recording.
+    """
     files = [file for path in paths for file in (sorted(path.glob("*.json.gz")) if path.is_dir() else [path])]
     return [space for file in files for space in _read(file)]
 
 
-def _read(file: Path) -> Iterator[Space]:
-    data = json.loads(gzip.decompress(file.read_bytes()))
+def _read(file: Path) -> list[Space]:
     name = file.name.removesuffix(".json.gz")
-    if data.get("format") == landscapes.FORMAT:
-        yield from _ours(name, landscapes.load(file))
-    else:
-        yield from _plain(name, data)
+    try:
+        data = json.loads(gzip.decompress(file.read_bytes()))
+        if data.get("format") == landscapes.FORMAT:
+            return list(_ours(name, landscapes.load(file)))
+        return list(_plain(name, data))
+    except (OSError, EOFError, AttributeError, KeyError, TypeError, ValueError) as e:
+        raise UserError(
+            f"is no recording of a space: {type(e).__name__}: {e}" if file.exists() else "no such file",
+            file=str(file),
+            hint="make one with `tunefarm record`, or see the form at the top of recordings.py",
+        ) from None
 
 
 def _ours(name: str, recording: landscapes.Landscape) -> Iterator[Space]:
