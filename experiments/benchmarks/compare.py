@@ -47,17 +47,16 @@ def choose(folder: Path, only: Sequence[str]) -> list[Path]:
 def choose_pack(experiment: Path, pack: Path | None, packs: Path | None) -> Path | None:
     """The pack that was made before, or None if the experiment is to be tuned now.
 
+    A folder may lack the packs of experiments that gave no winner: theirs are files that do not exist.
+
     Raises:
-        UserError: it is not there.
+        UserError: the file, or the folder, is not there.
     """
-    found = pack or (packs and packs / f"{experiment.stem}.json")
-    if found and not found.exists():
-        raise UserError(
-            f"holds no winners of {experiment.stem}: no such file",
-            file=str(found),
-            hint="leave --packs out to tune now",
-        )
-    return found or None
+    if given := pack or packs:
+        if not given.exists():
+            raise UserError("there is no such pack", file=str(given), hint="leave it out to tune now")
+        return pack or given / f"{experiment.stem}.json"
+    return None
 
 
 def measure(
@@ -183,6 +182,8 @@ def compare(arguments: argparse.Namespace) -> None:
         if pack is None:
             print(f"{path.stem}: tuning", flush=True)
             pack = tune(path, arguments.out / "packs", arch, problems=arguments.problems, fleet=arguments.fleet)
+        if not pack.exists():
+            print(f"{path.stem}: no winners: {pack} is not there", flush=True)
         jobs.append({"experiment": str(path), "pack": str(pack) if pack.exists() else ""})
     if arguments.tune_only:
         return
