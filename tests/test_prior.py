@@ -94,6 +94,14 @@ def test_features_take_every_kind_of_value():
     assert list(work_per_thread(configs)) == [16 / 128, 32 / 128, 64 / 128]
 
 
+def test_features_tell_which_sides_of_the_tile_span_a_size():
+    problem = Problem(dims={"rows": 10**6, "cols": 3000, "eps": 0.5, "flag": True})
+    configs = [Config(params={"BLOCK": block, "KIND": "a"}) for block in (1024, 2048, 4096, 8192)]
+    spans = features(configs, problem=problem)[:, features(configs).shape[1] :]
+    assert [list(column) for column in spans.T] == [[-1, -1, 1, 1]]  # no side spans the rows
+    assert features(configs, problem=Problem()).shape == features(configs).shape
+
+
 def test_features_of_builds_count_a_failed_one_as_average():
     builds = [build(registers=2**i, shared_bytes=1024 * i) if i else None for i in range(len(SPACE))]
     with_builds, without = features(SPACE, builds), features(SPACE)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunefarm.config import Config, Value, show
+from tunefarm.problem import Problem
 from tunefarm.trial import Build
 
 Vectors = NDArray[np.float64]
@@ -49,16 +50,20 @@ def work_per_thread(configs: Sequence[Config]) -> Vectors:
     return np.asarray(tile_volumes(configs) / threads)
 
 
-def features(configs: Sequence[Config], builds: Sequence[Build | None] | None = None) -> Vectors:
+def features(
+    configs: Sequence[Config], builds: Sequence[Build | None] | None = None, problem: Problem | None = None
+) -> Vectors:
     """Standardised feature vectors of configs.
 
     Numeric params and options enter as their logarithm (as they are where zero or less occurs), booleans as 0 and 1,
-    everything else one column per value; to these come tile volume and work per thread and, with builds, registers,
-    spills and shared memory. A column that does not vary is left out.
+    everything else one column per value; to these come tile volume and work per thread, with a problem which sides of
+    the tile span which of its sizes (a row that fits a block is another kernel than one that does not) and, with
+    builds, registers, spills and shared memory. A column that does not vary is left out.
 
     Args:
         configs: any number; all with the same names.
         builds: one per config, None for one whose build failed (it counts as average); or None without builds.
+        problem: what the configs compete for, where it is known.
 
     Returns:
         An array of shape (len(configs), num_features), each column with mean 0 and standard deviation 1.
@@ -70,6 +75,8 @@ def features(configs: Sequence[Config], builds: Sequence[Build | None] | None = 
     for name in sorted({name for flat in flats for name in flat}):
         columns += _columns([flat.get(name) for flat in flats])
     columns += [np.log2(tile_volumes(configs)), np.log2(work_per_thread(configs))]
+    if problem is not None:
+        columns += _spans(configs, problem)
     if builds is not None:
         columns += _resources(builds)
     matrix = np.array(columns, dtype=float).T
@@ -77,6 +84,13 @@ def features(configs: Sequence[Config], builds: Sequence[Build | None] | None = 
     varies = spread > 1e-9
     standard = (matrix - np.nanmean(matrix, axis=0))[:, varies] / spread[varies]
     return np.asarray(np.nan_to_num(standard, nan=0.0))
+
+
+def _spans(configs: Sequence[Config], problem: Problem) -> list[Sequence[float]]:
+    """For each side of the tile and each whole number among the problem's dims: 1 where the side is no smaller."""
+    sizes = {size for size in problem.dims.values() if isinstance(size, int) and not isinstance(size, bool)}
+    sides = [[config.params[name] for config in configs] for name in tile_params(configs)]
+    return [[float(is_number(side) and side >= size) for side in column] for column in sides for size in sorted(sizes)]
 
 
 def _resources(builds: Sequence[Build | None]) -> list[Sequence[float]]:

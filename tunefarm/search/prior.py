@@ -19,6 +19,10 @@ from tunefarm.trial import Build
 HEAVY_SPILLS = 16
 """Spilled registers per thread from which a config goes to the end. A few cost little, and a best config may spill."""
 
+HINT = 0.3
+"""Weight of what the build says of occupancy and the last wave. In full it decides alone, and replays then begin with
+worse representatives than without it: few warps that hold much are often the fastest."""
+
 
 def blocks_per_sm(build: Build, warps: int, device: Device) -> int:
     """Blocks that fit on one SM at a time; at least 1.
@@ -67,7 +71,7 @@ def order(
         config, build = configs[index], known[index]
         score = float(off_middle[index]) + 0.5 * abs(math.log2(num_warps(config)) - 2.5) + _padding(config, problem)
         if build is not None:
-            score += _underuse(build, num_warps(config), device)
+            score += HINT * _underuse(build, num_warps(config), device)
         heavy = build is not None and build.spills > HEAVY_SPILLS
         return heavy, round(score, 6), config.key
 

@@ -187,7 +187,7 @@ class StudySearch:
             builds = [trial.build for trial in self._trials]
             live = {trial.number for trial in self._trials if trial.outcome is Outcome.OK}
             self._all_built = bool(live) and all(builds[number] is not None for number in live)
-            self._points = features(self._configs, builds if self._all_built else None)
+            self._points = features(self._configs, builds if self._all_built else None, self._problem)
             self._order = order(self._configs, self._problem, self._device, builds, first=self._seeds)
             ranked = [number for number in self._order if number in live]
             self.buckets = group(self._points, ranked, self._threshold, builds)
