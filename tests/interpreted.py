@@ -64,25 +64,3 @@ def narrow_routing(ref: WorkloadRef, config: Config) -> bool:
     topk_ids = torch.randint(4, (12, 2))
     wide, narrow = (workload.call(x, w, ids) for ids in (topk_ids, topk_ids.to(torch.int32)))
     return torch.equal(wide, narrow) and torch.allclose(wide, workload.reference(x, w, topk_ids), atol=0.1)
-
-
-def masked_rows(ref: WorkloadRef, config: Config) -> float:
-    """The largest error of rows that begin with blocks of -inf and end with values far below zero: of the first output
-    of a softmax, or of a cross entropy.
-    """
-    import torch
-
-    workload = load_workload(ref)
-    (tuner,) = autotuners(workload.kernel)
-    tuner.configs = [triton_config(config)]
-    x = torch.randn(3, 9001) - 1000
-    x[:, :5000] = float("-inf")
-    targets = (torch.tensor([5000, 7000, 9000]),) if workload.name == "cross_entropy" else ()
-    arguments = (x, *targets)
-    expected = workload.reference(*(argument.clone() for argument in arguments))
-    with poisoned():
-        found = workload.call(*arguments)
-    return max(
-        (got - right).abs().nan_to_num(float("inf")).max().item()
-        for got, right in zip(*((x if isinstance(x, tuple) else (x,)) for x in (found, expected)), strict=True)
-    )

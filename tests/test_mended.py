@@ -103,7 +103,7 @@ def test_workload_files_import_under_the_interpreter() -> None:
         env={"TRITON_INTERPRET": "1", "PATH": "/usr/bin:/bin", "HOME": str(Path.home())},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "constexprs=('RAGGED', 'ROWS', 'BLOCK_N')" in done.stdout
+    assert "constexprs=('ROWS', 'BLOCK_N')" in done.stdout
 
 
 def test_a_space_with_no_legal_point_is_not_rescued_by_the_default(tmp_path: Path) -> None:

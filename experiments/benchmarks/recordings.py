@@ -68,10 +68,7 @@ class Space:
         for trial, samples in zip(self.trials, self.samples_ms, strict=True):
             pooled.setdefault(_binary(trial), []).extend(samples)
         medians = {binary: statistics.median(samples) if samples else None for binary, samples in pooled.items()}
-        return [
-            medians[_binary(trial)] if trial.outcome is Outcome.OK and samples else None
-            for trial, samples in zip(self.trials, self.samples_ms, strict=True)
-        ]
+        return [medians[_binary(trial)] if trial.outcome is Outcome.OK else None for trial in self.trials]
 
     @cached_property
     def best_ms(self) -> float:

@@ -23,8 +23,8 @@ class Run:
         tried: candidates measured, each once, in that order; those that failed on the GPU among them.
         num_built: candidates compiled.
         num_buckets, num_closed: of ours.
-        lost: whether a bucket was closed over every candidate within 1 % of the best, none of them measured.
-        ask_s: seconds of its own.
+        lost: whether all candidates within 1 % of the best were in closed buckets, and none was measured.
+        ask_s: seconds it took, drawing the samples included.
     """
 
     tried: tuple[int, ...]
@@ -42,7 +42,7 @@ FAILED = Failure(stage="launch", kind="recorded", message="failed when it was re
 
 
 def ours(space: Space, seed: int, budget: int, *, on_demand: bool = False, **terms: Any) -> Run:
-    """The study search as a sweep drives it, on redrawn samples.
+    """The study search on redrawn samples, driven as by a sweep that may measure so many and knows no default.
 
     Args:
         space: to search.
@@ -83,6 +83,7 @@ def ours(space: Space, seed: int, budget: int, *, on_demand: bool = False, **ter
             search.tell(
                 request.number, Measurement(samples_ms=drawn, timer="cold", rung=request.rung, source="replayed")
             )
+    ask_s = time.perf_counter() - began
     near = {n for n, time_ms in enumerate(space.times_ms) if time_ms is not None and time_ms <= 1.01 * space.best_ms}
     buckets = {bucket.number: bucket for bucket in search.buckets}
     closed = {there[member] for number in search.closed for member in buckets[number].members}
@@ -90,7 +91,7 @@ def ours(space: Space, seed: int, budget: int, *, on_demand: bool = False, **ter
     left = {merged.get(number, number) for number in near}
     return Run(
         tried=tuple(tried), num_built=len(built), num_buckets=len(search.buckets), num_closed=len(search.closed),
-        lost=not left & set(tried) and bool(left) and left <= closed, ask_s=time.perf_counter() - began,
+        lost=not left & set(tried) and bool(left) and left <= closed, ask_s=ask_s,
     )  # fmt: skip
 
 
@@ -103,7 +104,10 @@ def at_random(space: Space, seed: int, budget: int) -> Run:
 
 
 def optuna_sampler(space: Space, seed: int, budget: int, *, make: Callable[[int], Any]) -> Run:
-    """A sampler of Optuna's at its best: what it repeats, or what is illegal, becomes the nearest untried candidate."""
+    """A sampler of Optuna's with its defaults, over categories.
+
+    What it repeats, or what is illegal, becomes the nearest untried candidate.
+    """
     import optuna
     from optuna.distributions import CategoricalDistribution
 
@@ -126,7 +130,7 @@ def optuna_sampler(space: Space, seed: int, budget: int, *, make: Callable[[int]
         samples = space.samples_ms[number]
         drawn = sorted(rng.choice(samples) for _ in range(min(len(samples), 10))) if samples else []
         time_ms = drawn[len(drawn) // 2] if drawn else 2 * (worst_ms or 1.0)
-        worst_ms = max(worst_ms, time_ms)
+        worst_ms = max(worst_ms, drawn[len(drawn) // 2] if drawn else 0.0)
         if flats[number] == trial.params:
             study.tell(trial, time_ms)
         else:

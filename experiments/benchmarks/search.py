@@ -5,8 +5,8 @@
 Every strategy searches every problem with so many seeds; each measurement is drawn from the recorded samples of its
 config. A candidate counts as found when its time, the median of all samples of its binary, is within 5, 2 or 1 % of the
 least of the problem; a seed that never gets there counts as twice the budget. Candidates with equal binaries count as
-one. What others propose twice, or what is illegal, becomes the nearest untried candidate at no cost, so that they are
-shown at their best.
+one. What others propose twice, or what is illegal, becomes the nearest untried candidate at no cost. Optuna's samplers
+have their defaults and see categories.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from functools import partial
 from html import escape
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from recordings import Space, load_spaces
 from replays import Run, Strategy, at_random, optuna_sampler, ours
@@ -76,7 +76,7 @@ class Score:
         reached: by per cent, share of seeds that got there.
         optimum: after so many candidates, the least time over the best one found; mean over seeds.
         within_2_after_40: share of seeds.
-        tried, built, build_s: candidates measured and compiled, and what compiling took; means.
+        tried, built, build_s: candidates measured and compiled, and about what compiling took: so many times the mean.
         closed: share of buckets closed at the end; mean.
         lost: share of seeds that closed a bucket over all that is within 1 %.
         ask_ms: of the search itself, for each candidate measured.
@@ -164,7 +164,8 @@ def compare(
                 yield score(name, space, [future.result() for future in futures], limit)
 
 
-COLUMNS: Sequence[tuple[str, Callable[[Score], float], str]] = (
+Column: TypeAlias = tuple[str, Callable[[Score], float], str]
+COLUMNS: Sequence[Column] = (
     ("to 5 %", lambda s: s.evaluations[5], ".1f"),
     ("to 2 %", lambda s: s.evaluations[2], ".1f"),
     ("to 1 %", lambda s: s.evaluations[1], ".1f"),
@@ -181,21 +182,25 @@ COLUMNS: Sequence[tuple[str, Callable[[Score], float], str]] = (
 
 
 def table(scores: Sequence[Score], *, each: bool = False) -> str:
-    """A line for each strategy, means over the problems; with `each`, for each problem, too. Shares in per cent."""
+    """A line for each strategy, means over the problems; with `each`, for each problem, too.
+
+    Shares are in per cent, those of the optimum apart. Columns without a value are left out.
+    """
     names = list(dict.fromkeys(s.strategy for s in scores))
     rows = [(name, [s for s in scores if s.strategy == name]) for name in names]
-    head = "| search | problems | " + " | ".join(title for title, _, _ in COLUMNS) + " |"
-    lines = [head, "|---|--:" + "|--:" * len(COLUMNS) + "|"]
+    columns = [column for column in COLUMNS if any(column[1](s) == column[1](s) for s in scores)]
+    head = "| search | problems | " + " | ".join(title for title, _, _ in columns) + " |"
+    lines = [head, "|---|--:" + "|--:" * len(columns) + "|"]
     for name, mine in rows:
-        lines.append(_line(name, str(len(mine)), mine))
+        lines.append(_line(name, str(len(mine)), mine, columns))
     for name, mine in rows if each else []:
-        lines += [_line(f"{name}: {s.space}", f"{s.num_distinct} of {s.num_candidates}", [s]) for s in mine]
+        lines += [_line(f"{name}: {s.space}", f"{s.num_distinct} of {s.num_candidates}", [s], columns) for s in mine]
     return "\n".join(lines)
 
 
-def _line(name: str, count: str, scores: Sequence[Score]) -> str:
+def _line(name: str, count: str, scores: Sequence[Score], columns: Sequence[Column]) -> str:
     cells = []
-    for _, value, form in COLUMNS:
+    for _, value, form in columns:
         known = [found for found in map(value, scores) if found == found]
         cells.append(format(statistics.fmean(known), form) if known else "")
     return f"| {name} | {count} | {' | '.join(cells)} |"
@@ -247,6 +252,8 @@ def picture(scores: Sequence[Score]) -> str:
 def names(text: str) -> list[str]:
     """Names of strategies, separated by commas."""
     chosen = [name.strip() for name in text.split(",") if name.strip()]
+    if not chosen:
+        raise argparse.ArgumentTypeError(f"names none; {', '.join(STRATEGIES)} are")
     if wrong := sorted(set(chosen) - set(STRATEGIES)):
         raise argparse.ArgumentTypeError(f"{', '.join(wrong)}: no such search; {', '.join(STRATEGIES)} are")
     return chosen

@@ -56,18 +56,11 @@ def clear_row(row_ptr, head, end, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def exp_less(x, top):
-    """exp(x - top) by an FMA and an exp2, where tl.exp takes six instructions to get the subnormal ones right."""
-    LOG2_E: tl.constexpr = 1.4426950408889634
-    return tl.exp2(x * LOG2_E - top * LOG2_E)
-
-
-@triton.jit
 def short_row(row_ptr, head, end, label, scale, BLOCK_N: tl.constexpr):
     """Gradient of a row that fits a block; returns the logarithm of the sum of exponentials."""
     x = load_block(row_ptr, 0, head, end, BLOCK_N, "evict_first")
     top = tl.max(x, 0)
-    e = exp_less(x, top)
+    e = tl.exp(x - top)
     total = tl.sum(e, 0)
     store_gradient(row_ptr, e * (1.0 / total), 0, head, end, label, scale, BLOCK_N)
     return top + tl.log(total)
@@ -81,9 +74,9 @@ def long_row(row_ptr, head, end, label, scale, BLOCK_N: tl.constexpr, KEEP: tl.c
     for start in range(0, end, BLOCK_N):
         x = load_block(row_ptr, start, head, end, BLOCK_N, KEEP)
         new_top = tl.maximum(top, tl.max(x, 0))
-        # Where all is -inf by now, -inf - -inf would give NaN.
-        origin = tl.where(new_top == float("-inf"), 0.0, new_top)
-        total = total * exp_less(top, origin) + tl.sum(exp_less(x, origin), 0)
+        # A block of -inf alone would give inf - inf.
+        new_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+        total = total * tl.exp(top - new_top) + tl.sum(tl.exp(x - new_top), 0)
         top = new_top
     factor = 1.0 / total
     last = tl.cdiv(end, BLOCK_N) - 1
@@ -91,7 +84,7 @@ def long_row(row_ptr, head, end, label, scale, BLOCK_N: tl.constexpr, KEEP: tl.c
         # Backwards, the second pass begins with what the first one has just read.
         start = (last - block if BACKWARDS else block) * BLOCK_N
         x = load_block(row_ptr, start, head, end, BLOCK_N, "evict_first")
-        store_gradient(row_ptr, exp_less(x, top) * factor, start, head, end, label, scale, BLOCK_N)
+        store_gradient(row_ptr, tl.exp(x - top) * factor, start, head, end, label, scale, BLOCK_N)
     return top + tl.log(total)
 
 
