@@ -13,8 +13,8 @@ NUM_FIT = 48
 """Points that the hyperparameters are fitted on, the fastest ones; the posterior uses all of them."""
 
 NUM_DRAWS, NUM_ROUNDS = 24, 3
-"""Hyperparameters tried in each round of the likelihood search, and rounds. Replays find the best no sooner with three
-times as many, or with the mean of several posteriors, and each costs what it says."""
+"""Hyperparameters tried in each round of the likelihood search, and rounds. Replays find the best no sooner with twice
+as many, or with the mean of several posteriors."""
 
 
 def _matern(squared: Vectors) -> Vectors:
