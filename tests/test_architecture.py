@@ -379,12 +379,8 @@ def test_importing_tunefarm_loads_the_standard_library_only() -> None:
 
 
 def test_the_tree_in_the_readme_names_every_folder() -> None:
-    readme = ROOT / "README.md"
-    if not readme.exists():
-        pytest.skip("there is no README yet")
-    trees = [
-        block for block in re.findall(r"```[a-z]*\n(.*?)```", readme.read_text("utf-8"), re.S) if "tunefarm/" in block
-    ]
+    readme = (ROOT / "README.md").read_text("utf-8")
+    trees = [block for block in re.findall(r"```[a-z]*\n(.*?)```", readme, re.S) if "tunefarm/" in block]
     assert trees, "README shows no tree of the house"
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and not path.name.startswith("__")}
     missing = {folder for folder in folders if not any(re.search(rf"\b{folder}/", tree) for tree in trees)}

@@ -35,7 +35,6 @@ class Space:
 
     Attributes:
         file: it was read from, without endings.
-        workload: name of the kernel.
         problem: what was launched.
         device: where.
         trials: the candidates as a search knows them once all is compiled, by number.
@@ -44,7 +43,6 @@ class Space:
     """
 
     file: str
-    workload: str
     problem: Problem
     device: Device
     trials: tuple[Trial, ...]
@@ -66,9 +64,9 @@ class Space:
         """What counts as the time of each: the median of all samples of its binary. None for one that cannot run."""
         pooled: dict[Any, list[float]] = {}
         for trial, samples in zip(self.trials, self.samples_ms, strict=True):
-            pooled.setdefault(_binary(trial), []).extend(samples)
-        medians = {binary: statistics.median(samples) if samples else None for binary, samples in pooled.items()}
-        return [medians[_binary(trial)] if trial.outcome is Outcome.OK else None for trial in self.trials]
+            pooled.setdefault(binary(trial), []).extend(samples)
+        medians = {each: statistics.median(samples) if samples else None for each, samples in pooled.items()}
+        return [medians[binary(trial)] if trial.outcome is Outcome.OK else None for trial in self.trials]
 
     @cached_property
     def best_ms(self) -> float:
@@ -78,10 +76,11 @@ class Space:
     @cached_property
     def num_distinct(self) -> int:
         """Candidates that run, equal binaries counted once."""
-        return len({_binary(t) for t, time in zip(self.trials, self.times_ms, strict=True) if time is not None})
+        return len({binary(t) for t, time in zip(self.trials, self.times_ms, strict=True) if time is not None})
 
 
-def _binary(trial: Trial) -> Any:
+def binary(trial: Trial) -> Any:
+    """Equal for candidates that the GPU cannot tell apart."""
     return trial.build.identity if trial.build else trial.number
 
 
@@ -113,7 +112,7 @@ def _read(file: Path) -> list[Space]:
 def _ours(name: str, recording: landscapes.Landscape) -> Iterator[Space]:
     for recorded in recording.problems:
         yield Space(
-            file=name, workload=recording.kernel, problem=recorded.problem, device=recording.device,
+            file=name, problem=recorded.problem, device=recording.device,
             trials=tuple(
                 Trial(number=number, config=e.config, build=e.build, outcome=e.outcome, failure=e.failure)
                 for number, e in enumerate(recorded.entries)
@@ -127,21 +126,20 @@ def _plain(name: str, data: Mapping[str, Any]) -> Iterator[Space]:
     device = _device(data["device"])
     # What a config costs to build is the most it took: the others found it in a cache.
     build_s: dict[Config, float] = {}
-    for problem in data["problems"]:
-        for entry in problem["configs"]:
-            config = _config(entry["config"])
+    listed = [(problem, [_config(entry["config"]) for entry in problem["configs"]]) for problem in data["problems"]]
+    for problem, configs in listed:
+        for config, entry in zip(configs, problem["configs"], strict=True):
             build_s[config] = max(build_s.get(config, 0.0), entry.get("compile_s") or 0.0)
-    for problem in data["problems"]:
+    for problem, configs in listed:
         dims = {k: v for k, v in problem["problem"].items() if isinstance(v, int | str)}
         sizes = problem["problem"].get("problem_size", [])
         dims |= {f"size_{axis}": size for axis, size in zip("xyz", sizes, strict=False)}
-        configs = [_config(entry["config"]) for entry in problem["configs"]]
         trials = tuple(
             _trial(number, config, entry, _grid(config.flat, dims))
             for number, (config, entry) in enumerate(zip(configs, problem["configs"], strict=True))
         )
         yield Space(
-            file=name, workload=data["kernel"], device=device, trials=trials,
+            file=name, device=device, trials=trials,
             problem=Problem(dims=FrozenMap(dims), dtypes=FrozenMap({"x_ptr": data.get("dtype", "")})),
             samples_ms=tuple(
                 tuple((entry.get("ms") or [])[NUM_ONE_TIME:]) if entry["status"] == "ok" else ()
@@ -178,19 +176,11 @@ def _trial(number: int, config: Config, entry: Mapping[str, Any], grid: tuple[in
     if status in ("out_of_resources", "compile_error"):
         failure = Failure(stage="build", kind=status, message=status)
         return Trial(number=number, config=config, outcome=Outcome(status), failure=failure)
-    if "n_regs" not in entry:
-        return Trial(
-            number=number, config=config, build=Build(binary=str(number), registers=0, spills=0, shared_bytes=0)
-        )
-    resources = entry["n_regs"], entry["n_spills"], entry["shared"]
+    resources = [entry.get(name, 0) for name in ("n_regs", "n_spills", "shared")]
     # Without machine code: what differs in num_stages alone and takes the same registers and memory has one loop.
-    alike = {name: value for name, value in entry["config"].items() if name != "num_stages"}
-    registers, spills, shared = resources
+    alike = sorted((name, value) for name, value in config.flat.items() if name != "num_stages")
     build = Build(
-        binary=f"{sorted(alike.items())} {resources}",
-        registers=registers,
-        spills=spills,
-        shared_bytes=shared,
-        grid=grid,
-    )
+        binary=f"{alike} {resources}" if "n_regs" in entry else str(number), grid=grid,
+        registers=resources[0], spills=resources[1], shared_bytes=resources[2],
+    )  # fmt: skip
     return Trial(number=number, config=config, build=build)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from recordings import Space
+from recordings import Space, binary
 
 from tunefarm.search.rungs import RUNGS
 from tunefarm.search.search import StudySearch
@@ -109,13 +109,16 @@ def optuna_sampler(space: Space, seed: int, budget: int, *, make: Callable[[int]
     What it repeats, or what is illegal, becomes the nearest untried candidate.
     """
     import optuna
-    from optuna.distributions import CategoricalDistribution
+
+    from tunefarm.search.sampler import distributions
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     flats = [config.flat for config in space.configs]
-    values = {name: sorted({flat[name] for flat in flats if name in flat}, key=_ascending) for name in flats[0]}
+    # In the order of the params, by which a sampler draws.
+    known = distributions(flats)
+    domain = {name: known[name] for name in flats[0]}
+    values = {name: list(distribution.choices) for name, distribution in domain.items()}
     ranks = [{name: values[name].index(flat[name]) / max(1, len(values[name]) - 1) for name in flat} for flat in flats]
-    domain = {name: CategoricalDistribution(choices) for name, choices in values.items()}
     study, left, tried = optuna.create_study(sampler=make(seed)), set(_live(space)), []
     rng, worst_ms = random.Random(seed), 0.0
     began = time.perf_counter()
@@ -130,7 +133,8 @@ def optuna_sampler(space: Space, seed: int, budget: int, *, make: Callable[[int]
         samples = space.samples_ms[number]
         drawn = sorted(rng.choice(samples) for _ in range(min(len(samples), 10))) if samples else []
         time_ms = drawn[len(drawn) // 2] if drawn else 2 * (worst_ms or 1.0)
-        worst_ms = max(worst_ms, drawn[len(drawn) // 2] if drawn else 0.0)
+        if drawn:
+            worst_ms = max(worst_ms, time_ms)
         if flats[number] == trial.params:
             study.tell(trial, time_ms)
         else:
@@ -142,13 +146,6 @@ def optuna_sampler(space: Space, seed: int, budget: int, *, make: Callable[[int]
 def _live(space: Space) -> list[int]:
     """Candidates that can be launched, equal binaries once."""
     found: Mapping[Any, int] = {
-        (trial.build.identity if trial.build else trial.number): trial.number
-        for trial in reversed(space.trials)
-        if trial.outcome is Outcome.OK
+        binary(trial): trial.number for trial in reversed(space.trials) if trial.outcome is Outcome.OK
     }
     return sorted(found.values())
-
-
-def _ascending(value: Any) -> tuple[bool, Any]:
-    is_number = isinstance(value, int | float)
-    return not is_number, value if is_number else str(value)

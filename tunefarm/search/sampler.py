@@ -117,7 +117,7 @@ class StudySampler:
         self._trials: dict[int, Trial] = {}
         self._outlook: Outlook | None = None
         self._params = [config.flat for config in configs]
-        self._space = _space(self._params)
+        self._space = distributions(self._params)
         self._list = ListSampler(self._by_surrogate if name == "default" else self._in_order, self._params, self._space)
         self._hints = name == "tpe"
         # Optuna's logger is the process's; at its default level it would report every trial.
@@ -251,7 +251,7 @@ class StudySampler:
         return self.study.get_trials(deepcopy=False)[asked.number]
 
 
-def _space(params: Sequence[Mapping[str, Value]]) -> dict[str, CategoricalDistribution]:
+def distributions(params: Sequence[Mapping[str, Value]]) -> dict[str, CategoricalDistribution]:
     """Optuna's distributions: each name with the values that occur, numbers ascending."""
     space = {}
     for name in sorted({name for flat in params for name in flat}):
