@@ -22,8 +22,8 @@ from triton.runtime.autotuner import Autotuner
 
 import tunefarm
 
-sys.path.insert(0, str(Path(__file__).parent))
-from kernels.softmax import softmax
+sys.path.insert(0, str(Path(__file__).parent / "kernels"))
+from softmax import softmax
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 6400, 8192, 12800, 16384, 65536, 131072)
 

@@ -64,3 +64,32 @@ def narrow_routing(ref: WorkloadRef, config: Config) -> bool:
     topk_ids = torch.randint(4, (12, 2))
     wide, narrow = (workload.call(x, w, ids) for ids in (topk_ids, topk_ids.to(torch.int32)))
     return torch.equal(wide, narrow) and torch.allclose(wide, workload.reference(x, w, topk_ids), atol=0.1)
+
+
+def masked_rows(ref: WorkloadRef, config: Config, mask: str) -> float:
+    """The largest error of rows that are masked for blocks and end with values far below zero, and of one that holds
+    nothing but the least finite number: of all outputs of a softmax, or of a cross entropy.
+
+    Args:
+        ref: the workload.
+        config: to run.
+        mask: "-inf", or "least": the least finite number of the dtype.
+    """
+    import torch
+
+    workload = load_workload(ref)
+    (tuner,) = autotuners(workload.kernel)
+    tuner.configs = [triton_config(config)]
+    least = torch.finfo(torch.float32).min
+    x = torch.randn(4, 9001) - 1000
+    x[:, :5000] = float("-inf") if mask == "-inf" else least
+    x[3] = least
+    targets = (torch.tensor([5000, 7000, 9000, 17]),) if workload.name == "cross_entropy" else ()
+    arguments = (x, *targets)
+    expected = workload.reference(*(argument.clone() for argument in arguments))
+    with poisoned():
+        found = workload.call(*arguments)
+    return max(
+        (got - right).abs().nan_to_num(float("inf")).max().item()
+        for got, right in zip(*((x if isinstance(x, tuple) else (x,)) for x in (found, expected)), strict=True)
+    )

@@ -200,6 +200,23 @@ def test_a_call_whose_arguments_do_not_fit_names_the_one(
         call(*arguments)
 
 
+@pytest.mark.parametrize("mask", ["-inf", "least"])
+@pytest.mark.parametrize(("name", "tolerance"), [("softmax", 1e-6), ("cross_entropy", 1e-3)])
+def test_a_masked_beginning_is_no_maximum(interpreter: LocalProcess, name: str, tolerance: float, mask: str) -> None:
+    """Taken for zero, the maximum of nothing but -inf lets the exponentials of all that follows vanish; multiplied
+    before it is subtracted, the least number becomes -inf, and its distance from itself NaN.
+    """
+    resolved = open_experiment(FOLDER / f"{name}.yaml")
+    default = resolved.workload.default
+    assert default is not None
+    config = Config(params={**default.params, "BLOCK_N": 2048}, options=default.options)
+    found, error = open_reply(
+        interpreter.exchange(pack(partial(interpreted.masked_rows, resolved.experiment.ref, config, mask)))
+    )
+    assert error is None
+    assert found < tolerance
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_workload_compiles(name: str, arch: str) -> None:

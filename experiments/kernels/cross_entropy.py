@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from rowwise import exp_less, is_ragged, layout, ragged_ends, take_in
 
 import tunefarm
 
@@ -21,71 +22,95 @@ IGNORED = -100
 
 
 @triton.jit
-def load_block(row_ptr, start, head, end, BLOCK_N: tl.constexpr, KEEP: tl.constexpr):
-    """Columns [start, start + BLOCK_N) of a row that occupies [head, end), as fp32; -inf outside."""
-    lane = tl.arange(0, BLOCK_N)
-    if (start >= head) & (start + BLOCK_N <= end):
-        # No mask: rows whose length is no multiple of 16 bytes still get vector loads.
-        x = tl.load(row_ptr + start + lane, eviction_policy=KEEP)
-    else:
-        inside = (start + lane >= head) & (start + lane < end)
-        x = tl.load(row_ptr + start + lane, mask=inside, other=float("-inf"), eviction_policy=KEEP)
-    return x.to(tl.float32)
+def gradient(p, column, label, scale, logits_ptr):
+    """That of columns whose probabilities are p."""
+    return (tl.where(column == label, p - 1.0, p) * scale).to(logits_ptr.dtype.element_ty)
 
 
 @triton.jit
-def store_gradient(row_ptr, p, start, head, end, label, scale, BLOCK_N: tl.constexpr):
-    """Writes the gradient of a block whose probabilities are p."""
-    lane = tl.arange(0, BLOCK_N)
-    gradient = (tl.where(start + lane == label, p - 1.0, p) * scale).to(row_ptr.dtype.element_ty)
-    if (start >= head) & (start + BLOCK_N <= end):
-        tl.store(row_ptr + start + lane, gradient, eviction_policy="evict_first")
-    else:
-        inside = (start + lane >= head) & (start + lane < end)
-        tl.store(row_ptr + start + lane, gradient, mask=inside, eviction_policy="evict_first")
-
-
-@triton.jit
-def clear_row(row_ptr, head, end, BLOCK_N: tl.constexpr):
+def clear_row(logits_ptr, row, n_cols, BLOCK_N: tl.constexpr, RAGGED: tl.constexpr):
     """The gradient of a row that is ignored."""
+    LINE: tl.constexpr = 1024 // logits_ptr.dtype.element_ty.primitive_bitwidth  # elements of a cache line
     lane = tl.arange(0, BLOCK_N)
-    zeros = tl.zeros((BLOCK_N,), row_ptr.dtype.element_ty)
-    for start in range(0, end, BLOCK_N):
-        inside = (start + lane >= head) & (start + lane < end)
-        tl.store(row_ptr + start + lane, zeros, mask=inside, eviction_policy="evict_first")
+    zeros = tl.zeros((BLOCK_N,), logits_ptr.dtype.element_ty)
+    begin, lead, whole, length = layout(row, row + 1, n_cols, LINE, RAGGED)
+    start = (begin + lead) // LINE * LINE  # visibly a multiple of a line, or there would be no wide loads and stores
+    if RAGGED:
+        column, at_end = ragged_ends(lead, whole, length, tl.arange(0, 2 * LINE), LINE)
+        tl.store(logits_ptr + begin + column, tl.zeros((2 * LINE,), logits_ptr.dtype.element_ty), mask=at_end)
+    for at in range(0, whole, BLOCK_N):
+        tl.store(logits_ptr + start + at + lane, zeros, mask=lane < whole - at, eviction_policy="evict_first")
 
 
 @triton.jit
-def short_row(row_ptr, head, end, label, scale, BLOCK_N: tl.constexpr):
-    """Gradient of a row that fits a block; returns the logarithm of the sum of exponentials."""
-    x = load_block(row_ptr, 0, head, end, BLOCK_N, "evict_first")
+def short_row(logits_ptr, row, n_cols, label, scale, BLOCK_N: tl.constexpr, RAGGED: tl.constexpr):
+    """Gradient of a row that fits a block; returns the greatest logit and the sum of exponentials relative to it."""
+    LINE: tl.constexpr = 1024 // logits_ptr.dtype.element_ty.primitive_bitwidth
+    lane = tl.arange(0, BLOCK_N)
+    begin, lead, whole, length = layout(row, row + 1, n_cols, LINE, RAGGED)
+    start, inside = (begin + lead) // LINE * LINE, lane < whole
+    if RAGGED:
+        column, at_end = ragged_ends(lead, whole, length, tl.arange(0, 2 * LINE), LINE)
+        x_end = tl.load(logits_ptr + begin + column, mask=at_end, other=float("-inf")).to(tl.float32)
+    x = tl.load(logits_ptr + start + lane, mask=inside, other=float("-inf"), eviction_policy="evict_first")
+    x = x.to(tl.float32)
     top = tl.max(x, 0)
-    e = tl.exp(x - top)
+    if RAGGED:
+        top = tl.maximum(top, tl.max(x_end, 0))
+    e = exp_less(x, top)
     total = tl.sum(e, 0)
-    store_gradient(row_ptr, e * (1.0 / total), 0, head, end, label, scale, BLOCK_N)
-    return top + tl.log(total)
+    if RAGGED:
+        e_end = exp_less(x_end, top)
+        total += tl.sum(e_end, 0)
+        g_end = gradient(e_end * (1.0 / total), column, label, scale, logits_ptr)
+        tl.store(logits_ptr + begin + column, g_end, mask=at_end)
+    g = gradient(e * (1.0 / total), lead + lane, label, scale, logits_ptr)
+    tl.store(logits_ptr + start + lane, g, mask=inside, eviction_policy="evict_first")
+    return top, total
 
 
 @triton.jit
-def long_row(row_ptr, head, end, label, scale, BLOCK_N: tl.constexpr, KEEP: tl.constexpr, BACKWARDS: tl.constexpr):
-    """The same, block by block: running maximum and sum, then a second pass that should hit L2."""
-    top = float("-inf")
-    total = 0.0
-    for start in range(0, end, BLOCK_N):
-        x = load_block(row_ptr, start, head, end, BLOCK_N, KEEP)
-        new_top = tl.maximum(top, tl.max(x, 0))
-        # A block of -inf alone would give inf - inf.
-        new_top = tl.where(new_top == float("-inf"), 0.0, new_top)
-        total = total * tl.exp(top - new_top) + tl.sum(tl.exp(x - new_top), 0)
-        top = new_top
+def long_row(
+    logits_ptr, row, n_cols, label, scale,
+    BLOCK_N: tl.constexpr, KEEP: tl.constexpr, BACKWARDS: tl.constexpr, RAGGED: tl.constexpr,
+):  # fmt: skip
+    """The same, block by block: running maxima and sums, then a second pass that should hit L2."""
+    LINE: tl.constexpr = 1024 // logits_ptr.dtype.element_ty.primitive_bitwidth
+    RUN: tl.constexpr = 128 // logits_ptr.dtype.element_ty.primitive_bitwidth  # elements of a 16-byte access
+    lane = tl.arange(0, BLOCK_N // RUN)[:, None] * RUN + tl.arange(0, RUN)[None, :]
+    begin, lead, whole, length = layout(row, row + 1, n_cols, LINE, RAGGED)
+    start = (begin + lead) // LINE * LINE
+    if RAGGED:
+        column, at_end = ragged_ends(lead, whole, length, tl.arange(0, 2 * LINE), LINE)
+        x_end = tl.load(logits_ptr + begin + column, mask=at_end, other=float("-inf")).to(tl.float32)
+    tops = tl.full((BLOCK_N // RUN,), float("-inf"), tl.float32)
+    totals = tl.zeros((BLOCK_N // RUN,), tl.float32)
+    last = whole // BLOCK_N * BLOCK_N
+    for at in range(0, last, BLOCK_N):
+        x = tl.load(logits_ptr + start + at + lane, eviction_policy=KEEP)
+        tops, totals = take_in(x, tops, totals)
+    if last < whole:
+        inside = lane < whole - last
+        x = tl.load(logits_ptr + start + last + lane, mask=inside, other=float("-inf"), eviction_policy=KEEP)
+        tops, totals = take_in(x, tops, totals)
+    top = tl.max(tops, 0)
+    if RAGGED:
+        top = tl.maximum(top, tl.max(x_end, 0))
+    total = tl.sum(totals * exp_less(tops, top), 0)
+    if RAGGED:
+        e_end = exp_less(x_end, top)
+        total += tl.sum(e_end, 0)
+        g_end = gradient(e_end * (1.0 / total), column, label, scale, logits_ptr)
+        tl.store(logits_ptr + begin + column, g_end, mask=at_end)
     factor = 1.0 / total
-    last = tl.cdiv(end, BLOCK_N) - 1
-    for block in range(0, last + 1):
+    for done in range(0, whole, BLOCK_N):
         # Backwards, the second pass begins with what the first one has just read.
-        start = (last - block if BACKWARDS else block) * BLOCK_N
-        x = load_block(row_ptr, start, head, end, BLOCK_N, "evict_first")
-        store_gradient(row_ptr, tl.exp(x - top) * factor, start, head, end, label, scale, BLOCK_N)
-    return top + tl.log(total)
+        at = (whole - 1) // BLOCK_N * BLOCK_N - done if BACKWARDS else done
+        inside = lane < whole - at
+        x = tl.load(logits_ptr + start + at + lane, mask=inside, eviction_policy="evict_first").to(tl.float32)
+        g = gradient(exp_less(x, top) * factor, lead + at + lane, label, scale, logits_ptr)
+        tl.store(logits_ptr + start + at + lane, g, mask=inside, eviction_policy="evict_first")
+    return top, total
 
 
 # Without a pack the first config is used; it is never benchmarked here.
@@ -98,33 +123,29 @@ def cross_entropy_kernel(
     n_cols,
     ignore_index,
     scale,
-    ALIGNED: tl.constexpr,
+    RAGGED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     KEEP: tl.constexpr,
     BACKWARDS: tl.constexpr,
 ):
-    """Loss of each row of a contiguous matrix, whose gradient, times scale, takes the row's place. A program a row."""
-    VECTOR: tl.constexpr = 128 // logits_ptr.dtype.element_ty.primitive_bitwidth
+    """Loss of each row of a contiguous matrix, whose gradient, times scale, takes the row's place. A program a row.
+
+    The call says whether rows are RAGGED: not a whole number of cache lines long.
+    """
     row = tl.program_id(0).to(tl.int64)
-    # Scalars first: a 64-bit offset for each element would cost two registers an element. Blocks start at a multiple
-    # of 16 bytes, at or before the row; where all rows do, the compiler must know it to use vectors under a mask.
-    begin = row * n_cols
-    head = 0 if ALIGNED else (begin % VECTOR).to(tl.int32)
-    row_ptr = logits_ptr + tl.multiple_of(begin - head, VECTOR)
-    end = n_cols + head
     target = tl.load(target_ptr + row)
     if target == ignore_index:
-        clear_row(row_ptr, head, end, BLOCK_N)
+        clear_row(logits_ptr, row, n_cols, BLOCK_N, RAGGED)
         tl.store(loss_ptr + row, 0.0)
     else:
-        label = head + target.to(tl.int32)
+        label = target.to(tl.int32)
         # Before the gradient overwrites it: every thread has it when the row's maximum is known.
-        logit = tl.load(row_ptr + label).to(tl.float32)
-        if end <= BLOCK_N:
-            log_sum = short_row(row_ptr, head, end, label, scale, BLOCK_N)
+        logit = tl.load(logits_ptr + row * n_cols + label).to(tl.float32)
+        if n_cols <= BLOCK_N:
+            top, total = short_row(logits_ptr, row, n_cols, label, scale, BLOCK_N, RAGGED)
         else:
-            log_sum = long_row(row_ptr, head, end, label, scale, BLOCK_N, KEEP, BACKWARDS)
-        tl.store(loss_ptr + row, log_sum - logit)
+            top, total = long_row(logits_ptr, row, n_cols, label, scale, BLOCK_N, KEEP, BACKWARDS, RAGGED)
+        tl.store(loss_ptr + row, top - logit + tl.log(total))  # a sum of top and logarithm could lose the latter
 
 
 def cross_entropy(
@@ -148,8 +169,8 @@ def cross_entropy(
         raise ValueError(f"cross_entropy: target must be [{n_rows}], and its shape is {tuple(target.shape)}")
     target = target.contiguous()
     loss = torch.empty(n_rows, dtype=torch.float32, device=logits.device)
-    is_aligned = n_cols * logits.element_size() % 16 == 0
-    cross_entropy_kernel[(n_rows,)](logits, target, loss, n_cols, ignore_index, scale, ALIGNED=is_aligned)
+    ragged = is_ragged(logits)
+    cross_entropy_kernel[(n_rows,)](logits, target, loss, n_cols, ignore_index, scale, RAGGED=ragged)
     return loss, logits
 
 
