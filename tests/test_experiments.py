@@ -92,9 +92,9 @@ class Remembering:
         self.fleet.close()
 
 
-@pytest.mark.parametrize("name", ["softmax", "rms_norm"])
-def test_a_replay_finds_the_best(tmp_path: Path, fleet: Fleet, name: str) -> None:
-    """Within 3 % of the exhaustive best, in every study, having measured a fraction of the candidates."""
+@pytest.mark.parametrize(("name", "share"), [("softmax", 1.0), ("rms_norm", 0.6)])
+def test_a_replay_finds_the_best(tmp_path: Path, fleet: Fleet, name: str, share: float) -> None:
+    """Within 3 % of the exhaustive best, in every study, having measured a share of the candidates: of two dozen all."""
     (path,) = [path for path in EXPERIMENTS if path.stem == name]
     resolved = open_experiment(path)
     (device,) = [d for d in resolved.experiment.devices if d.landscape is not None]
@@ -111,6 +111,6 @@ def test_a_replay_finds_the_best(tmp_path: Path, fleet: Fleet, name: str) -> Non
         medians = {e.config: median(e.samples_ms) for e in found.entries if e.samples_ms}
         assert medians[result.winner.config] <= 1.03 * min(medians.values()), result.study.label
         num_distinct = len({entry.build.binary for entry in found.entries if entry.build})
-        assert result.num_measured <= 60 < 0.6 * num_distinct
+        assert result.num_measured <= min(60, share * num_distinct)
         assert found.reference_ms is not None
         assert min(medians.values()) < found.reference_ms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from typing import Any
@@ -304,6 +305,19 @@ def test_tf_036_one_element_that_is_missed_does_not_let_the_others_through():
         wide = attainable(given, own, [exact])
         assert mismatch(own, [exact], wide) is None
         assert mismatch(torch.zeros(3), [exact], wide) is not None
+
+
+@pytest.mark.parametrize("fault", [3.0, math.nan, math.inf])
+def test_tf_036_a_reference_that_is_wrong_widens_nothing(fault: float):
+    """Met with an attention of unaligned queries: what the library missed would have let everything through."""
+    exact = values(64, 64).double() / 8
+    own = exact.bfloat16()
+    given = Tolerance(atol=1e-5, rtol=1e-5)
+    assert attainable(given, own, [exact]) is not None
+    own[3, 5] = fault
+    assert attainable(given, own, [exact]) is None
+    exact[3, 5] = fault
+    assert attainable(given, own, [exact]) is not None
 
 
 # ---- outputs of all sizes and kinds ----

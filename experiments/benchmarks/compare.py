@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -132,6 +133,15 @@ def answer(order: Mapping[str, Any], pipe: IO[str]) -> None:
 
     def say(**message: Any) -> None:
         print(json.dumps(message), file=pipe, flush=True)
+
+    told: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        return not (text in told or told.add(text))
+
+    # Packs come and go with every sample, and each time they say what they have to say.
+    logging.getLogger("tunefarm.runtime").addFilter(is_new)
 
     device, lock = live_device(), hold(uuid())
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")

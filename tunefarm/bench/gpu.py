@@ -124,6 +124,12 @@ class GpuMeter:
         except Exception:  # a reference that only works in double precision cannot tell
             return given
         chosen = attainable(given, own, self._expected)
+        if chosen is None:
+            self._notice(
+                f"the reference of {workload.name} is not rough but wrong in the inputs' precision on "
+                f"{question.problem.label}: its results are left aside, and its time may be that of wrong ones"
+            )
+            return given
         if chosen != given:
             self._notice(
                 f"tolerance below attainable: the reference of {workload.name} itself misses atol {given.atol}, rtol "

@@ -33,6 +33,9 @@ Algorithms, 2.8): beyond `FREE_LENGTH` terms the tolerance grows with it.
 """
 FREE_LENGTH = 16
 
+ROUGH = 0.25
+"""A reference that misses by more of its outputs' root mean square is not rough in its precision, but wrong."""
+
 
 def flatten(outputs: Any, returned_by: str = "call") -> list[torch.Tensor]:
     """The tensors among what a call, or a reference, returned.
@@ -109,6 +112,15 @@ def poisoned() -> Iterator[None]:
         switches.fill_uninitialized_memory = fill
 
 
+def rms(tensor: torch.Tensor) -> float:
+    """The root mean square of a tensor, taking what is not finite for zero."""
+    import torch
+
+    finite = torch.where(torch.isfinite(tensor), tensor, torch.zeros_like(tensor))
+    # In double: the squares of large values overflow in less, and everything is within an infinite tolerance.
+    return math.sqrt(float(finite.double().square().mean()))
+
+
 @dataclass(frozen=True, slots=True)
 class Tolerance:
     """How far outputs may be from what they should be.
@@ -144,9 +156,7 @@ class Tolerance:
         rtol = slack if self.rtol is None else self.rtol
         if self.atol is not None:
             return self.atol, rtol
-        finite = torch.where(torch.isfinite(wanted), wanted, torch.zeros_like(wanted))
-        # In double: the squares of large values overflow in less, and everything is within an infinite tolerance.
-        return slack / 4 * math.sqrt(float(finite.double().square().mean())), rtol
+        return slack / 4 * rms(wanted), rtol
 
 
 def sum_length(inputs: Mapping[str, Any], expected: Sequence[torch.Tensor], flops: float) -> int:
@@ -164,8 +174,11 @@ def sum_length(inputs: Mapping[str, Any], expected: Sequence[torch.Tensor], flop
     return max(1, largest // smallest, int(flops / (2 * sum(tensor.numel() for tensor in expected) or 1)))
 
 
-def attainable(tolerance: Tolerance, own: Any, expected: list[torch.Tensor]) -> Tolerance:
+def attainable(tolerance: Tolerance, own: Any, expected: list[torch.Tensor]) -> Tolerance | None:
     """A tolerance that the reference itself meets: the given one, with an `atol` of twice what it misses it by.
+
+    None where it misses by so much that it cannot be rounding: libraries have faults, too, on odd lengths or addresses,
+    and what they miss there must not let a candidate through.
 
     Args:
         tolerance: as given.
@@ -180,8 +193,10 @@ def attainable(tolerance: Tolerance, own: Any, expected: list[torch.Tensor]) -> 
             wide = wanted.to(actual.device).double()
             atol, rtol = tolerance.bound(actual.dtype, wide)
             beyond = (actual.double() - wide).abs() - rtol * wide.abs()
-            missing = max(missing, float(torch.where(wide.isfinite(), beyond, 0.0).nan_to_num(nan=0.0).max()))
-            given = max(given, atol)
+            worst = float(torch.where(wide.isfinite(), beyond, 0.0).nan_to_num(nan=math.inf).max())
+            if worst > max(atol, ROUGH * rms(wide)):
+                return None
+            missing, given = max(missing, worst), max(given, atol)
     return tolerance if missing <= given else replace(tolerance, atol=2 * missing)
 
 
