@@ -94,7 +94,7 @@ class Remembering:
 
 @pytest.mark.parametrize(("name", "share"), [("softmax", 1.0), ("rms_norm", 0.6)])
 def test_a_replay_finds_the_best(tmp_path: Path, fleet: Fleet, name: str, share: float) -> None:
-    """Within 3 % of the exhaustive best, in every study, having measured a share of the candidates: of two dozen all."""
+    """Within 3 % of the exhaustive best, in every study, having measured a share of the candidates (two dozen: all)."""
     (path,) = [path for path in EXPERIMENTS if path.stem == name]
     resolved = open_experiment(path)
     (device,) = [d for d in resolved.experiment.devices if d.landscape is not None]
