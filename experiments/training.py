@@ -1,4 +1,4 @@
-"""A training-like loop that loads a pack: eager and compiled, over row lengths in all of the pack's ranges.
+"""A training-like loop that loads a pack: eager and compiled, over rows of whole cache lines of all lengths.
 
     python experiments/training.py packs/softmax.json
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tunefarm.bench.launch import call
 from tunefarm.bench.tensors import make_inputs
-from tunefarm.bench.verify import Tolerance, mismatch, poisoned, reference_outputs, sum_length
+from tunefarm.bench.verify import Tolerance, flatten, mismatch, poisoned, reference_outputs, sum_length
 from tunefarm.config import Config, Value
 from tunefarm.runtime.autotuner import autotuners
 from tunefarm.runtime.kernels import triton_config
@@ -66,14 +66,15 @@ def narrow_routing(ref: WorkloadRef, config: Config) -> bool:
     return torch.equal(wide, narrow) and torch.allclose(wide, workload.reference(x, w, topk_ids), atol=0.1)
 
 
-def masked_rows(ref: WorkloadRef, config: Config, mask: str) -> float:
-    """The largest error of rows that are masked for blocks and end with values far below zero, and of one that holds
-    nothing but the least finite number: of all outputs of a softmax, or of a cross entropy.
+def masked_rows(ref: WorkloadRef, config: Config, mask: str, n_cols: int) -> tuple[float, ...]:
+    """The largest error in each output of a softmax or a cross entropy: of rows whose first half is masked and whose
+    second lies far below zero, and of one that holds nothing but the least finite number.
 
     Args:
         ref: the workload.
         config: to run.
         mask: "-inf", or "least": the least finite number of the dtype.
+        n_cols: length of the rows.
     """
     import torch
 
@@ -81,15 +82,14 @@ def masked_rows(ref: WorkloadRef, config: Config, mask: str) -> float:
     (tuner,) = autotuners(workload.kernel)
     tuner.configs = [triton_config(config)]
     least = torch.finfo(torch.float32).min
-    x = torch.randn(4, 9001) - 1000
-    x[:, :5000] = float("-inf") if mask == "-inf" else least
+    x = torch.randn(4, n_cols) - 1000
+    x[:, : n_cols // 2] = float("-inf") if mask == "-inf" else least
     x[3] = least
-    targets = (torch.tensor([5000, 7000, 9000, 17]),) if workload.name == "cross_entropy" else ()
+    targets = (torch.tensor([n_cols // 2, n_cols - 1, n_cols // 2, 0]),) if workload.name == "cross_entropy" else ()
     arguments = (x, *targets)
-    expected = workload.reference(*(argument.clone() for argument in arguments))
+    expected = flatten(workload.reference(*(argument.clone() for argument in arguments)))
     with poisoned():
-        found = workload.call(*arguments)
-    return max(
-        (got - right).abs().nan_to_num(float("inf")).max().item()
-        for got, right in zip(*((x if isinstance(x, tuple) else (x,)) for x in (found, expected)), strict=True)
+        found = flatten(workload.call(*arguments))
+    return tuple(
+        (got - right).abs().nan_to_num(float("inf")).max().item() for got, right in zip(found, expected, strict=True)
     )

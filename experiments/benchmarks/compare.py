@@ -138,7 +138,10 @@ def answer(order: Mapping[str, Any], pipe: IO[str]) -> None:
 
     def is_new(record: logging.LogRecord) -> bool:
         text = record.getMessage()
-        return not (text in told or told.add(text))
+        if text in told:
+            return False
+        told.add(text)
+        return True
 
     # Packs come and go with every sample, and each time they say what they have to say.
     logging.getLogger("tunefarm.runtime").addFilter(is_new)

@@ -115,7 +115,8 @@ def _group(where: str, records: Sequence[Record]) -> str:
     between = f"{min(rounds)} to {max(rounds)}" if rounds and min(rounds) < max(rounds) else f"{max(rounds, default=0)}"
     lines = [
         f"{where}; {' to '.join(dict.fromkeys((dates[0], dates[-1])))}. Microseconds: medians of {between} samples, "
-        "interleaved in random order, L2 flushed before each.",
+        "interleaved in random order, L2 flushed before each."
+        + (" Blank: did not take part." if any(n not in r["contenders"] for r in records for n in names) else ""),
         "",
         "| problem | " + " | ".join(names) + " | gain | rate | of ceiling |",
         "|---|" + "--:|" * (len(names) + 3),

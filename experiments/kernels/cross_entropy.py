@@ -23,7 +23,7 @@ IGNORED = -100
 
 @triton.jit
 def gradient(p, column, label, scale, logits_ptr):
-    """That of columns whose probabilities are p."""
+    """The gradient of the logits in columns of probability p."""
     return (tl.where(column == label, p - 1.0, p) * scale).to(logits_ptr.dtype.element_ty)
 
 

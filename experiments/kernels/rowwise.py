@@ -19,9 +19,9 @@ def is_ragged(x: torch.Tensor) -> bool:
 
 @triton.jit
 def layout(row, n_rows, n_cols, LINE: tl.constexpr, RAGGED: tl.constexpr):
-    """Where a row begins, its columns before the first whole line, those in whole lines, and all; or so of many rows.
+    """(Where a row begins, its columns before the first whole line, those in whole lines, all its columns).
 
-    A row beyond the last has no columns.
+    `row` may be many rows; one beyond the last has no columns.
     """
     begin = tl.cast(row, tl.int64) * n_cols
     length = tl.where(row < n_rows, n_cols, 0)
@@ -53,7 +53,7 @@ def exp_less(x, top):
 def take_in(x, tops, totals):
     """The running maximum and sum of exponentials of each run of lanes, with another block's.
 
-    A run lies in one thread: none waits for another before its row is through.
+    As a rule a run lies in one thread, and none waits for another before its row is through.
     """
     x = x.to(tl.float32)
     new_tops = tl.maximum(tops, tl.max(x, 1))

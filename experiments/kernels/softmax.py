@@ -20,7 +20,7 @@ def softmax_rows(x_ptr, y_ptr, first, n_rows, n_cols, ROWS: tl.constexpr, BLOCK_
     lane, edge = tl.arange(0, BLOCK_N)[None, :], tl.arange(0, 2 * LINE)[None, :]
     begin, lead, whole, length = layout(first + tl.arange(0, ROWS)[:, None], n_rows, n_cols, LINE, RAGGED)
     # Visibly a multiple of a line, or there would be no wide loads and stores. Lanes come last: a 64-bit offset for
-    # each element would be kept from a row's load to its store.
+    # each element would stay in registers from load to store.
     start, inside = (begin + lead) // LINE * LINE, lane < whole
     if RAGGED:
         column, at_end = ragged_ends(lead, whole, length, edge, LINE)

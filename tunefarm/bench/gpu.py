@@ -24,6 +24,7 @@ from tunefarm.bench.verify import (
     other_bits,
     poisoned,
     reference_outputs,
+    rms,
     sum_length,
 )
 from tunefarm.config import Config
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 MEASURED = "measured"
 FLUSH_BYTES = 256 << 20
 """Written before each cold sample: several times the L2 of any GPU we know."""
+NUM_SIZED = 1 << 20
+"""Elements of an input that tell how large its values are."""
 NUM_REFERENCE, MAX_REFERENCE_MS = 9, 500.0
 """Samples of the reference, and the sum of their durations after which there are no more."""
 NUM_REPEATS = 2
@@ -63,7 +66,7 @@ class GpuMeter:
         self._checksums: dict[str, int] = {}
         self._zeroed: set[str] = set()
         self._expected: list[torch.Tensor] | None = None
-        self._tolerance = Tolerance()
+        self._tolerances: tuple[Tolerance, ...] = ()
         self._baseline: Any = None
         self._kernels: dict[str, Any] = {}
         self._seen: set[Config] = set()
@@ -104,11 +107,12 @@ class GpuMeter:
             self._notice(f"workload {workload.name} has no reference: its outputs were not checked")
             return
         self._expected = reference_outputs(workload, self._inputs)
-        self._tolerance = self._choose_tolerance(workload, question)
+        self._tolerances = self._choose_tolerances(workload, question)
         if question.num_samples:
             self.reference_ms = self._time_reference(workload.reference, question)
 
-    def _choose_tolerance(self, workload: Workload, question: Question) -> Tolerance:
+    def _choose_tolerances(self, workload: Workload, question: Question) -> tuple[Tolerance, ...]:
+        """How far each output may be from what it should be."""
         assert self._expected is not None
         assert workload.reference is not None
         flops = workload.flops(**question.variables) if workload.flops else 0.0
@@ -117,23 +121,27 @@ class GpuMeter:
             rtol=workload.rtol if question.rtol is None else question.rtol,
             length=sum_length(self._inputs, self._expected, flops),
         )
+        as_given = (given,) * len(self._expected)
         if not given.is_given:
-            return given
+            return as_given
         try:
             own = workload.reference(*self._inputs.values())
         except Exception:  # a reference that only works in double precision cannot tell
-            return given
-        chosen = attainable(given, own, self._expected)
-        if chosen is None:
+            return as_given
+        floats = [value for value in tensors(self._inputs).values() if value.is_floating_point() and value.numel()]
+        size = max((rms(value.reshape(-1)[:NUM_SIZED]) for value in floats), default=0.0)
+        chosen, is_faulty = attainable(given, own, self._expected, size)
+        if is_faulty:
             self._notice(
-                f"the reference of {workload.name} is not rough but wrong in the inputs' precision on "
-                f"{question.problem.label}: its results are left aside, and its time may be that of wrong ones"
+                f"the reference of {workload.name} is wrong in the inputs' own precision ({question.problem.label}), "
+                "by more than rounding explains: candidates are held to its results in double precision"
             )
-            return given
-        if chosen != given:
+        if len(chosen) != len(as_given):
+            return as_given
+        if wider := [tolerance.atol or 0.0 for tolerance in chosen if tolerance != given]:
             self._notice(
                 f"tolerance below attainable: the reference of {workload.name} itself misses atol {given.atol}, rtol "
-                f"{given.rtol} in the inputs' precision; twice what it misses is allowed instead, atol {chosen.atol}"
+                f"{given.rtol} in the inputs' precision; twice what it misses is allowed instead, atol {max(wider)}"
             )
         return chosen
 
@@ -236,7 +244,7 @@ class GpuMeter:
             return failed(candidate.number, e)
 
     def _check(self, candidate: Candidate, outputs: Any, question: Question) -> Failure | None:
-        if self._expected is not None and (failure := mismatch(outputs, self._expected, self._tolerance)):
+        if self._expected is not None and (failure := mismatch(outputs, self._expected, self._tolerances)):
             return failure
         if question.same_bits == "repeat":
             for _ in range(NUM_REPEATS):
@@ -343,7 +351,7 @@ class GpuMeter:
         """Frees inputs, reference and kernels."""
         self._key = self._workload = self._expected = self._flush = self.reference_ms = None
         self._inputs, self._checksums, self.notices = {}, {}, ()
-        self._baseline, self._tolerance = None, Tolerance()
+        self._baseline, self._tolerances = None, ()
         for warm in (self._zeroed, self._kernels, self._seen):
             warm.clear()
 

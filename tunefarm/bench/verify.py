@@ -34,7 +34,8 @@ Algorithms, 2.8): beyond `FREE_LENGTH` terms the tolerance grows with it.
 FREE_LENGTH = 16
 
 ROUGH = 0.25
-"""A reference that misses by more of its outputs' root mean square is not rough in its precision, but wrong."""
+"""Where the reference misses an element by more than this share of its size and of its output's, it is not rough in its
+precision, but wrong."""
 
 
 def flatten(outputs: Any, returned_by: str = "call") -> list[torch.Tensor]:
@@ -116,9 +117,9 @@ def rms(tensor: torch.Tensor) -> float:
     """The root mean square of a tensor, taking what is not finite for zero."""
     import torch
 
-    finite = torch.where(torch.isfinite(tensor), tensor, torch.zeros_like(tensor))
     # In double: the squares of large values overflow in less, and everything is within an infinite tolerance.
-    return math.sqrt(float(finite.double().square().mean()))
+    wide = tensor.double()
+    return math.sqrt(float(torch.where(wide.isfinite(), wide, 0.0).square().mean()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,30 +175,41 @@ def sum_length(inputs: Mapping[str, Any], expected: Sequence[torch.Tensor], flop
     return max(1, largest // smallest, int(flops / (2 * sum(tensor.numel() for tensor in expected) or 1)))
 
 
-def attainable(tolerance: Tolerance, own: Any, expected: list[torch.Tensor]) -> Tolerance | None:
-    """A tolerance that the reference itself meets: the given one, with an `atol` of twice what it misses it by.
+def attainable(
+    tolerance: Tolerance, own: Any, expected: Sequence[torch.Tensor], size: float = 0.0
+) -> tuple[tuple[Tolerance, ...], bool]:
+    """Tolerances that the reference itself meets: the given one, each output's `atol` twice what is missed there.
 
-    None where it misses by so much that it cannot be rounding: libraries have faults, too, on odd lengths or addresses,
-    and what they miss there must not let a candidate through.
+    Elements in which it is wrong, not rough, do not count: libraries have faults, too, at odd lengths or addresses, and
+    what they miss there must not let a candidate through.
 
     Args:
         tolerance: as given.
         own: outputs of the reference in the inputs' own precision.
         expected: in higher precision.
+        size: of what is summed up, the largest root mean square of an input: where terms cancel, rounding is left.
+
+    Returns:
+        One tolerance for each output, and whether the reference is wrong somewhere.
     """
     import torch
 
-    missing, given = 0.0, 0.0
+    chosen, is_faulty = [], False
     for actual, wanted in zip(flatten(own, "reference"), expected, strict=False):
-        if actual.is_floating_point() and actual.numel() and actual.shape == wanted.shape:
-            wide = wanted.to(actual.device).double()
-            atol, rtol = tolerance.bound(actual.dtype, wide)
-            beyond = (actual.double() - wide).abs() - rtol * wide.abs()
-            worst = float(torch.where(wide.isfinite(), beyond, 0.0).nan_to_num(nan=math.inf).max())
-            if worst > max(atol, ROUGH * rms(wide)):
-                return None
-            missing, given = max(missing, worst), max(given, atol)
-    return tolerance if missing <= given else replace(tolerance, atol=2 * missing)
+        if not (actual.is_floating_point() and actual.numel() and actual.shape == wanted.shape):
+            chosen.append(tolerance)
+            continue
+        wide = wanted.to(actual.device).double()
+        atol, rtol = tolerance.bound(actual.dtype, wide)
+        error = (actual.double() - wide).abs()
+        cancelled = SLACK * ROUNDOFF.get(str(actual.dtype).removeprefix("torch."), 0.0) * size
+        limit = (ROUGH * (wide.abs() + rms(wide))).clamp_min(max(atol, cancelled))
+        is_rough = error <= limit  # not so for NaN
+        is_faulty |= bool((wide.isfinite() & ~is_rough).any())
+        beyond = torch.where(wide.isfinite() & is_rough, error - rtol * wide.abs(), 0.0)
+        missing = float(beyond.max())
+        chosen.append(tolerance if missing <= atol else replace(tolerance, atol=2 * missing))
+    return tuple(chosen), is_faulty
 
 
 def other_bits(outputs: Any, others: Any, whose: str) -> Failure | None:
@@ -219,13 +231,15 @@ def other_bits(outputs: Any, others: Any, whose: str) -> Failure | None:
     return None
 
 
-def mismatch(outputs: Any, expected: list[torch.Tensor], tolerance: Tolerance = Tolerance()) -> Failure | None:
+def mismatch(
+    outputs: Any, expected: list[torch.Tensor], tolerance: Tolerance | Sequence[Tolerance] = Tolerance()
+) -> Failure | None:
     """How a candidate's outputs differ from what they should be, or None.
 
     Args:
         outputs: what the call returned.
         expected: from `reference_outputs`; same number and shapes.
-        tolerance: how far they may differ.
+        tolerance: how far they may differ, all or each.
 
     Raises:
         SpecError: outputs and reference differ in number or shape, which is no candidate's fault.
@@ -237,8 +251,9 @@ def mismatch(outputs: Any, expected: list[torch.Tensor], tolerance: Tolerance = 
             f"{[list(t.shape) for t in expected]}",
             hint="let both return the same outputs",
         )
-    for position, (actual, wanted) in enumerate(zip(got, expected, strict=True)):
-        if failure := _compare(actual, wanted, tolerance, position):
+    each = [tolerance] * len(got) if isinstance(tolerance, Tolerance) else tolerance
+    for position, (actual, wanted, near) in enumerate(zip(got, expected, each, strict=True)):
+        if failure := _compare(actual, wanted, near, position):
             return failure
     return None
 
