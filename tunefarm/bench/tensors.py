@@ -87,14 +87,44 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def checksums(inputs: Mapping[str, Any]) -> dict[str, int]:
-    """A checksum of each dense tensor's bits, by name: it tells whether somebody wrote into it."""
+    """A checksum of each dense tensor's bits and of their places, by name: it tells whether somebody wrote into it."""
     import torch
 
     return {
-        name: int(bits(value).sum(dtype=torch.int64))
+        name: _checksum(bits(value))
         for name, value in inputs.items()
         if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.element_size() <= 8
     }
+
+
+LONGEST = 1 << 20
+"""Along a dim; longer ones are cut into such pieces, so that sums along a dim take little memory."""
+
+
+def _checksum(pattern: torch.Tensor) -> int:
+    """Sums along each dim, weighted by place: a swap, a sort or a reversal changes them, too."""
+    import torch
+
+    total = torch.zeros((), dtype=torch.int64, device=pattern.device)
+    for piece in _pieces(pattern.reshape(1) if pattern.dim() == 0 else pattern):
+        for dim, length in enumerate(piece.shape):
+            others = [other for other in range(piece.dim()) if other != dim]
+            sums = piece.sum(others, dtype=torch.int64) if others else piece.to(torch.int64)
+            weights = torch.arange(1, length + 1, dtype=torch.int64, device=pattern.device)
+            total = 1_000_003 * total + (sums * weights).sum()
+    return int(total)
+
+
+def _pieces(pattern: torch.Tensor) -> Iterator[torch.Tensor]:
+    for dim, length in enumerate(pattern.shape):
+        if length > LONGEST:
+            whole = length // LONGEST * LONGEST
+            cut = (*pattern.shape[:dim], whole // LONGEST, LONGEST, *pattern.shape[dim + 1 :])
+            yield from _pieces(pattern.narrow(dim, 0, whole).view(cut))
+            if whole < length:
+                yield from _pieces(pattern.narrow(dim, whole, length - whole))
+            return
+    yield pattern
 
 
 def _make(spec: TensorSpec | ScalarSpec, variables: Mapping[str, Value], device: str, seed: int) -> Any:
