@@ -78,6 +78,7 @@ HOUSE = """
     search.sampler          numpy* optuna*
     search.decisions
     search.crown            numpy*
+    search.transfer         numpy*
     search.search
 
     schedule
@@ -115,6 +116,7 @@ HOUSE = """
     plan                    torch
     dispatch
     builds
+    pasts
     minutes
     wants
     tally

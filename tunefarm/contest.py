@@ -20,6 +20,7 @@ from tunefarm.plan import Call, PlannedStudy
 from tunefarm.search.decisions import Request
 from tunefarm.search.rungs import FINALS, RUNGS, Rung
 from tunefarm.search.search import StudySearch
+from tunefarm.search.transfer import Past
 from tunefarm.spec.experiment import Experiment
 from tunefarm.study import Status, StudyResult
 from tunefarm.tally import Tally
@@ -41,6 +42,8 @@ class Contest:
         minutes: where every step is recorded, and what an earlier driver found out.
         eager: compile every candidate before the first is measured.
         incumbent: the config an earlier pack holds for this problem.
+        kernel: name of the kernel.
+        pasts: what is known of its other studies.
         best_ms: best median after each measured candidate, for people.
         tally: what it costs, and what the meter wants people to know.
         finals: its end, once it is reached.
@@ -51,6 +54,8 @@ class Contest:
     minutes: Minutes
     eager: bool
     incumbent: Config | None = None
+    kernel: str = ""
+    pasts: Sequence[Past] = ()
     best_ms: list[float] = field(default_factory=list)
     tally: Tally = field(init=False)
     finals: Finals | None = None
@@ -66,7 +71,8 @@ class Contest:
         self.minutes.note(
             "study", label=planned.study.label, candidates=len(planned.candidates), points=planned.num_points,
             removed=dict(planned.removed), meter=planned.target.meter, eager=self.eager,
-            incumbent=self.incumbent.to_json() if self.incumbent else None,
+            incumbent=self.incumbent.to_json() if self.incumbent else None, kernel=self.kernel,
+            problem=planned.study.problem.to_json(), device=planned.study.device.to_json(),
         )  # fmt: skip
         if planned.skipped or not planned.candidates:
             return self._without_trials()
@@ -109,6 +115,7 @@ class Contest:
             max_trials=experiment.budget.trials,
             min_gain=experiment.accept.min_gain,
             seed=experiment.search.seed,
+            pasts=self.pasts,
         )
 
     # ---- build ----

@@ -25,6 +25,7 @@ from tunefarm.record.memo import Memo
 from tunefarm.record.tracking import Tracker
 from tunefarm.schedule.events import Job
 from tunefarm.seams import Ledger
+from tunefarm.search.transfer import Past
 from tunefarm.spec.experiment import Resolved
 from tunefarm.study import StudyResult
 from tunefarm.unify import families, unify
@@ -76,6 +77,7 @@ class Sweep:
         watcher: who is told.
         num_builders: build workers, to judge whether all can be compiled beforehand.
         incumbents: configs of an earlier pack, by study key.
+        pasts: what is known of the kernel from elsewhere.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Sweep:
         watcher: Watcher,
         num_builders: int,
         incumbents: dict[str, Config] | None = None,
+        pasts: Sequence[Past] = (),
     ) -> None:
         self._dispatch, self._board, self._tracker, self._watcher = dispatch, board, tracker, watcher
         self._experiment = resolved.experiment
@@ -98,7 +101,14 @@ class Sweep:
         self._num_builds = missing if missing * BUILD_S / max(1, num_builders) <= EAGER_S else 0
         eager = not missing or self._num_builds > 0
         self.contests = [
-            _contest(resolved, study, Minutes(study=study.study.key, ledger=ledger, memo=memo), eager, incumbents or {})
+            _contest(
+                resolved,
+                study,
+                Minutes(study=study.study.key, ledger=ledger, memo=memo),
+                eager,
+                incumbents or {},
+                pasts,
+            )
             for study in planned
         ]
         self._desks: list[_Desk] = []
@@ -278,8 +288,9 @@ class Sweep:
 
 
 def _contest(
-    resolved: Resolved, planned: PlannedStudy, minutes: Minutes, eager: bool, incumbents: dict[str, Config]
-) -> Contest:
+    resolved: Resolved, planned: PlannedStudy, minutes: Minutes, eager: bool, incumbents: dict[str, Config],
+    pasts: Sequence[Past],
+) -> Contest:  # fmt: skip
     """A contest on the terms under which it was first begun, if the ledger knows them: they decide what it asks."""
     incumbent = incumbents.get(minutes.study)
     begun = minutes.memo.study(minutes.study)
@@ -288,5 +299,6 @@ def _contest(
         incumbent = Config.from_json(begun["incumbent"]) if begun["incumbent"] else None
         incumbent = incumbent if incumbent in planned.candidates else None
     return Contest(
-        experiment=resolved.experiment, planned=planned, minutes=minutes, eager=eager, incumbent=incumbent
+        experiment=resolved.experiment, planned=planned, minutes=minutes, eager=eager, incumbent=incumbent,
+        kernel=resolved.workload.signature.kernel, pasts=pasts,
     )  # fmt: skip

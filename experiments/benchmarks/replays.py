@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from recordings import Space, binary
 
 from tunefarm.search.rungs import RUNGS
 from tunefarm.search.search import StudySearch
+from tunefarm.search.transfer import Past
 from tunefarm.trial import Failure, Measurement, Outcome
 
 
@@ -34,9 +36,6 @@ class Run:
     lost: bool = False
     ask_s: float = 0.0
 
-
-Strategy = Callable[[Space, int, int], Run]
-"""Space, seed and the most candidates to measure."""
 
 FAILED = Failure(stage="launch", kind="recorded", message="failed when it was recorded")
 
@@ -93,6 +92,38 @@ def ours(space: Space, seed: int, budget: int, *, on_demand: bool = False, **ter
         tried=tuple(tried), num_built=len(built), num_buckets=len(search.buckets), num_closed=len(search.closed),
         lost=not left & set(tried) and bool(left) and left <= closed, ask_s=ask_s,
     )  # fmt: skip
+
+
+def learning(space: Space, seed: int, budget: int, *, mates: Sequence[Space], is_misled: bool = False) -> Run:
+    """The study search, one at a time, that knows what such searches of other problems measured.
+
+    Args:
+        space: to search.
+        seed: of the search, of those before it and of the samples.
+        budget: candidates to measure at most.
+        mates: the other problems.
+        is_misled: what was fast there is told as slow, and the other way round.
+    """
+    pasts = [_past(mate, seed, budget) for mate in mates]
+    if is_misled:
+        pasts = [replace(past, times_ms=tuple(1 / time_ms for time_ms in past.times_ms)) for past in pasts]
+    return ours(space, seed, budget, batch=1, pasts=pasts)
+
+
+_known: dict[tuple[str, int, int], Past] = {}
+
+
+def _past(space: Space, seed: int, budget: int) -> Past:
+    """What a search of a problem has measured."""
+    if (space.label, seed, budget) not in _known:
+        rng = random.Random(seed)
+        timed = [number for number in ours(space, seed, budget, batch=1).tried if space.samples_ms[number]]
+        _known[space.label, seed, budget] = Past(
+            problem=space.problem, device=space.device, configs=tuple(space.configs[number] for number in timed),
+            builds=tuple(space.trials[number].build for number in timed),
+            times_ms=tuple(median(rng.choice(space.samples_ms[number]) for _ in range(10)) for number in timed),
+        )  # fmt: skip
+    return _known[space.label, seed, budget]
 
 
 def at_random(space: Space, seed: int, budget: int) -> Run:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from recordings import Space, load_spaces
-from replays import Run, Strategy, at_random, optuna_sampler, ours
+from replays import Run, at_random, learning, optuna_sampler, ours
 
 from tunefarm.document import write_atomic
 from tunefarm.errors import TunefarmError, UserError
@@ -50,19 +50,24 @@ def _gp(seed: int) -> Any:
     return optuna.samplers.GPSampler(seed=seed)
 
 
-STRATEGIES: Mapping[str, Strategy] = {
+STRATEGIES: Mapping[str, Callable[..., Run]] = {
     "tunefarm": partial(ours, batch=1),
     "tunefarm-8": partial(ours, batch=8),
     "on-demand": partial(ours, batch=8, on_demand=True),
     "no-buckets": partial(ours, batch=1, threshold=1.0),
+    "warm": learning,
+    "misled": partial(learning, is_misled=True),
     "random": at_random,
     "optuna-tpe": partial(optuna_sampler, make=_tpe),
     "optuna-gp": partial(optuna_sampler, make=_gp),
 }
 """By name. `tunefarm`: one measurement at a time, everything compiled; `tunefarm-8`: batches of 8, as sweeps do;
-`on-demand`: compiled when asked for; `no-buckets`: every candidate a bucket of its own."""
+`on-demand`: compiled when asked for; `no-buckets`: every candidate a bucket of its own; `warm`: knows what searches of
+the other problems of the recording measured; `misled`: is told the contrary of it."""
+INFORMED = ("warm", "misled")
+"""Those that are given the other problems."""
 
-DEFAULT = ("tunefarm", "tunefarm-8", "on-demand", "no-buckets", "random", "optuna-tpe")
+DEFAULT = ("tunefarm", "tunefarm-8", "on-demand", "no-buckets", "warm", "misled", "random", "optuna-tpe")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +145,9 @@ def _open(paths: Sequence[Path]) -> None:
 
 
 def _run(name: str, index: int, seed: int, budget: int) -> Run:
-    return STRATEGIES[name](_spaces[index], seed, budget)
+    space = _spaces[index]
+    mates = [other for other in _spaces if other.file == space.file and other is not space]
+    return STRATEGIES[name](space, seed, budget, **({"mates": mates} if name in INFORMED else {}))
 
 
 def compare(

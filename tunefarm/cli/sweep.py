@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tunefarm.plan import PlannedStudy
     from tunefarm.record.ledger import FileLedger
     from tunefarm.seams import Fleet
+    from tunefarm.search.transfer import Past
     from tunefarm.spec.experiment import Resolved
     from tunefarm.study import StudyResult
 
@@ -124,6 +125,7 @@ def _plan(order: _Order, live: Sequence[Device], *, complete: bool) -> list[Plan
             hint="export to another file, or remove this one",
         )
     check_ledger(order.ledger, {"experiment": spec.name})
+    _pasts(order.resolved, planned, spec.search.learn_from)
     return planned
 
 
@@ -198,10 +200,13 @@ def _compete(
     tracker.start()
     board = BuildBoard(resolved, BuildStore(order.store))
     dispatch = Dispatch(workers, budget=Budget(wall_s=spec.budget.wall_s, gpu_held_s=spec.budget.gpu_held_s))
+    pasts = _pasts(resolved, planned, (ledger.path, *spec.search.learn_from), ledger.conditions)
+    if pasts:
+        progress.say(f"learning from {len(pasts)} earlier studies of {resolved.workload.signature.kernel}")
     competition = Sweep(
         resolved, planned, dispatch=dispatch, board=board, ledger=ledger, memo=ledger.memo(), tracker=tracker,
         watcher=progress, num_builders=sum(w.role == "build" for w in workers.workers),
-        incumbents=_incumbents(_earlier_pack(spec.export), planned),
+        incumbents=_incumbents(_earlier_pack(spec.export), planned), pasts=pasts,
     )  # fmt: skip
     status, patience_s = "FAILED", 60.0
     try:
@@ -230,6 +235,18 @@ def _compete(
         # The results are shown first: they are worth more than the file.
         facts["failed"] = e
     return results, facts
+
+
+def _pasts(
+    resolved: Resolved, planned: Sequence[PlannedStudy], files: Sequence[Path], conditions: str = ""
+) -> list[Past]:
+    """What the sweep may learn from files, save what was recorded under its own conditions."""
+    from tunefarm.pasts import read_pasts
+
+    kernel = resolved.workload.signature.kernel
+    configs = {config.key: config for study in planned for config in study.candidates}.values()
+    distinct = dict.fromkeys(file.resolve() for file in files)
+    return [past for file in distinct for past in read_pasts(file, kernel, configs, conditions=conditions)]
 
 
 def _exportable(results: Sequence[StudyResult]) -> list[StudyResult]:

@@ -257,6 +257,7 @@ class FileLedger:
         sweep_id: identity of the sweep, the same for all its drivers.
         num_events: events that earlier drivers left; 0 for a new sweep.
         changed: names of the parts of the identity that differ from the previous driver's.
+        conditions: under which this driver records.
     """
 
     def __init__(self, path: Path, side: int, identity: dict[str, Any], past: Scan) -> None:
@@ -266,7 +267,7 @@ class FileLedger:
         before = past.opening or {"identity": identity}
         self.sweep_id: str = before.get("sweep_id") or uuid.uuid4().hex[:12]
         self.changed = tuple(name for name in identity if before["identity"].get(name) != identity[name])
-        self._conditions = identity.get("conditions", "")
+        self.conditions = identity.get("conditions", "")
         self._side = side
         self._size = past.good_bytes
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -353,7 +354,7 @@ class FileLedger:
 
     def memo(self) -> Memo:
         """What is known already under this driver's conditions."""
-        return Memo(self.events(), conditions=self._conditions)
+        return Memo(self.events(), conditions=self.conditions)
 
     def close(self) -> None:
         """Lets another driver open it; may be called twice."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tunefarm.search.buckets import Bucket
 from tunefarm.search.outlook import Outlook
@@ -54,6 +55,20 @@ class Decision:
     kind: str
     number: int
     reason: str
+
+
+def equals(trials: Sequence[Trial], claim: Callable[[Trial], Any]) -> list[tuple[Trial, Trial]]:
+    """Trials that the GPU could not tell from another, each with that one: among equals the first by `claim` is kept.
+
+    What was measured stays as it is.
+    """
+    alike: dict[object, list[Trial]] = {}
+    for trial in trials:
+        if trial.build is not None and trial.outcome is not Outcome.MERGED:
+            alike.setdefault(trial.build.identity, []).append(trial)
+    ranked = (sorted(each, key=claim) for each in alike.values())
+    pairs = ((trial, first) for first, *others in ranked for trial in others)
+    return [(trial, first) for trial, first in pairs if trial.outcome is Outcome.OK and not trial.measurements]
 
 
 def merged(trial: Trial, into: Trial) -> Decision:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TypeGuard
+from typing import TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from tunefarm.problem import Problem
 from tunefarm.trial import Build
 
 Vectors = NDArray[np.float64]
+Column: TypeAlias = Sequence[float] | Vectors
 
 
 def is_number(value: Value) -> TypeGuard[int | float]:
@@ -70,15 +71,24 @@ def features(
     """
     if not configs:
         return np.zeros((0, 0))
-    columns: list[Sequence[float] | Vectors] = []
+    columns = config_columns(configs, builds)
+    if problem is not None:
+        columns += _spans(configs, problem)
+    return standardise(columns)
+
+
+def config_columns(configs: Sequence[Config], builds: Sequence[Build | None] | None) -> list[Column]:
+    """What configs, and their builds where there are any, say of themselves; see `features`. NaN where unknown."""
+    columns: list[Column] = []
     flats: list[Mapping[str, Value]] = [config.flat for config in configs]
     for name in sorted({name for flat in flats for name in flat}):
         columns += _columns([flat.get(name) for flat in flats])
     columns += [np.log2(tile_volumes(configs)), np.log2(work_per_thread(configs))]
-    if problem is not None:
-        columns += _spans(configs, problem)
-    if builds is not None:
-        columns += _resources(builds)
+    return columns + (_resources(builds) if builds is not None else [])
+
+
+def standardise(columns: Sequence[Column]) -> Vectors:
+    """Columns as vectors, each with mean 0 and standard deviation 1; those that do not vary are left out."""
     matrix = np.array(columns, dtype=float).T
     spread = np.nanstd(matrix, axis=0)
     varies = spread > 1e-9
@@ -86,14 +96,19 @@ def features(
     return np.asarray(np.nan_to_num(standard, nan=0.0))
 
 
-def _spans(configs: Sequence[Config], problem: Problem) -> list[Sequence[float]]:
+def _spans(configs: Sequence[Config], problem: Problem) -> list[Column]:
     """For each side of the tile and each whole number among the problem's dims: 1 where the side is no smaller."""
-    sizes = {size for size in problem.dims.values() if isinstance(size, int) and not isinstance(size, bool)}
+    sizes = set(whole_numbers(problem).values())
     sides = [[config.params[name] for config in configs] for name in tile_params(configs)]
     return [[float(is_number(side) and side >= size) for side in column] for column in sides for size in sorted(sizes)]
 
 
-def _resources(builds: Sequence[Build | None]) -> list[Sequence[float]]:
+def whole_numbers(problem: Problem) -> dict[str, int]:
+    """The whole numbers among a problem's dims, by name."""
+    return {n: size for n, size in problem.dims.items() if isinstance(size, int) and not isinstance(size, bool)}
+
+
+def _resources(builds: Sequence[Build | None]) -> list[Column]:
     rows = [
         (math.log2(max(b.registers, 1)), math.log2(1 + b.spills), math.log2(1024 + b.shared_bytes)) if b else None
         for b in builds
@@ -101,7 +116,7 @@ def _resources(builds: Sequence[Build | None]) -> list[Sequence[float]]:
     return [[row[column] if row else math.nan for row in rows] for column in range(3)]
 
 
-def _columns(values: Sequence[Value]) -> list[Sequence[float]]:
+def _columns(values: Sequence[Value]) -> list[Column]:
     numbers = [float(v) for v in values if isinstance(v, int | float)]
     if len(numbers) < len(values):
         kinds = sorted({show(v) for v in values})

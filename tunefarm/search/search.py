@@ -25,6 +25,7 @@ from tunefarm.search.features import Vectors, features
 from tunefarm.search.polish import leaders, neighbours
 from tunefarm.search.prior import order
 from tunefarm.search.rungs import EXPLORATION, LAST
+from tunefarm.search.transfer import Lessons, Past
 from tunefarm.trial import FAILURES, Failure, Measurement, Outcome, Trial, Winner
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class StudySearch:
         stop_gain: exploration ends when no open candidate can plausibly save this fraction of the best time.
         min_gain: fraction by which a config must beat what is in use, to replace it.
         seed: of everything random.
+        pasts: what is known of other studies of the kernel; the default sampler learns from it.
 
     Attributes:
         default: as given.
@@ -94,6 +96,7 @@ class StudySearch:
         stop_gain: float = 0.01,
         min_gain: float = 0.01,
         seed: int = 0,
+        pasts: Sequence[Past] = (),
     ) -> None:
         self._configs = sorted(configs, key=lambda config: config.key)
         self._problem, self._device = problem, device
@@ -102,6 +105,7 @@ class StudySearch:
         self._sampler_name, self._threshold, self._batch, self._seed = sampler, threshold, batch, seed
         self._max_trials = max_trials
         self._max_finalists, self._stop_gain, self._min_gain = max_finalists, stop_gain, min_gain
+        self._lessons = Lessons(pasts=pasts, configs=self._configs, problem=problem, device=device, seed=seed)
         self._trials = [Trial(number=number, config=config) for number, config in enumerate(self._configs)]
         self._order = order(self._configs, problem, device, first=self._seeds)
         self._rank = {number: rank for rank, number in enumerate(self._order)}
@@ -280,13 +284,17 @@ class StudySearch:
         if self._max_trials is None and name != "exhaustive" and not self._thorough:
             self._max_trials = MAX_TRIALS
         seeds = [number for number in self._seeds if self._trials[number].outcome is Outcome.OK]
-        representatives = cover(self._points, buckets, NUM_FIRST) if name == "default" else []
+        live = [number for number in self._order if self._trials[number].bucket >= 0]
+        points, first = self._points, list[int]()
+        if name == "default":
+            points, first = self._lessons.heed(points, live, self._trials, with_builds=self._all_built)
+            first += cover(self._points, buckets, NUM_FIRST - len(first))
         self._sampler = StudySampler(
             name=name,
             configs=self._configs,
-            points=self._points,
-            order=[number for number in self._order if self._trials[number].bucket >= 0],
-            first=list(dict.fromkeys([*seeds, *representatives])),
+            points=points,
+            order=live,
+            first=list(dict.fromkeys([*seeds, *first])),
             seed=self._seed,
         )
         return self._sampler
@@ -306,19 +314,12 @@ class StudySearch:
 
     def _merge(self) -> list[Decision]:
         """Equal builds become one trial: that of the default, the incumbent, one already asked, the most promising."""
-        alike: dict[object, list[Trial]] = {}
-        for trial in self._trials:
-            if trial.build is not None and trial.outcome is not Outcome.MERGED:
-                alike.setdefault(trial.build.identity, []).append(trial)
         made = []
-        for equals in alike.values():
-            first, *others = sorted(
-                equals, key=lambda t: (t.number not in self._seeds, t.number not in self._asked, self._rank[t.number])
-            )
-            for trial in others:
-                if trial.outcome is Outcome.OK and not trial.measurements:
-                    self._update(replace(trial, outcome=Outcome.MERGED, merged_into=first.number))
-                    made.append(decisions.merged(trial, first))
+        for trial, first in decisions.equals(
+            self._trials, lambda t: (t.number not in self._seeds, t.number not in self._asked, self._rank[t.number])
+        ):
+            self._update(replace(trial, outcome=Outcome.MERGED, merged_into=first.number))
+            made.append(decisions.merged(trial, first))
         return made
 
     def _room(self) -> int:

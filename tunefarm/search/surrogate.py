@@ -41,14 +41,17 @@ class Surrogate:
         known: indices of candidates with a value; at least one.
         values: their values (log ms), shape (len(known),).
         seed: of the hyperparameter search.
+        num_fit: points that the hyperparameters are fitted on.
     """
 
-    def __init__(self, points: Vectors, known: Sequence[int], values: Vectors, seed: int) -> None:
+    def __init__(
+        self, points: Vectors, known: Sequence[int], values: Vectors, seed: int, num_fit: int = NUM_FIT
+    ) -> None:
         self._points = points
         self._offset = float(np.mean(values))
         self._unit = float(np.std(values)) or 1.0
         targets = (values - self._offset) / self._unit
-        best = np.argsort(targets, kind="stable")[:NUM_FIT]
+        best = np.argsort(targets, kind="stable")[:num_fit]
         self._scales, self._noise = _likeliest(points[list(known)][best], targets[best], seed)
         train = points[list(known)]
         covariance = _matern(_squared(train, train, self._scales)) + self._noise * np.eye(len(train))

@@ -1,7 +1,7 @@
 """Experiment: one YAML file, read into values and checked; every error names file, line, key and remedy.
 
-Paths of what is read (workload files, landscapes) start at the file's folder; what is written (export, tracking)
-at the current directory.
+Paths of what is read (workload files, landscapes, earlier ledgers) start at the file's folder; what is written (export,
+tracking) at the current directory.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ def load_experiment(path: str | Path) -> Experiment:
         replace(device, landscape=path.parent / device.landscape) if device.landscape else device
         for device in experiment.devices
     )
-    return replace(experiment, devices=devices)
+    learn_from = tuple(path.parent / known for known in experiment.search.learn_from)
+    return replace(experiment, devices=devices, search=replace(experiment.search, learn_from=learn_from))
 
 
 def _collect(node: Node, lines: dict[str, str]) -> None:

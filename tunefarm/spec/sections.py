@@ -122,6 +122,10 @@ class Search:
         float, Key(number(above=0, high=1), "similarity above which two candidates share a bucket")
     ] = 0.8
     batch: Annotated[int, Key(integer(low=1), "candidates asked for at a time")] = 8
+    learn_from: Annotated[
+        tuple[Path, ...],
+        Key(many(PATH, unique=True), "ledgers and landscapes of the same kernel, relative to this file: tried first"),
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
