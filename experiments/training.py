@@ -63,6 +63,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pack", nargs="?", type=Path, help="left out: the default config")
     pack = parser.parse_args().pack
+    if not torch.cuda.is_available():
+        sys.exit("no CUDA device is visible (see `tunefarm doctor`)")
     if pack:
         tunefarm.activate(pack)
     timed, graphs = count_benchmarks(), []

@@ -168,7 +168,9 @@ def check_landscape(target: Target, workload: Workload, problems: Iterable[Probl
             f"records kernel {recording.kernel} with source hash {recording.source_hash[:12]}, the workload's kernel "
             f"{workload.signature.kernel} has {current[:12]}",
             file=target.landscape,
-            hint="the kernel has changed since: record it again with `tunefarm record` on a GPU",
+            hint="the kernel has changed since: record it again with `tunefarm record` on a GPU"
+            if recording.kernel == workload.signature.kernel
+            else "it is another kernel's: name a recording of this one",
         )
     if recording.timer != timer:
         raise LandscapeError(

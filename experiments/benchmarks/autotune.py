@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import yaml
-from sitting import live_arch, run, sweep, variant
+from sitting import end_well, live_arch, run, sweep, variant
 
 
 def stock(experiment: Path) -> None:
@@ -93,4 +93,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end_well(main)

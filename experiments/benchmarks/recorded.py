@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from sitting import end_well
+
 from tunefarm.cli.opening import open_experiment
 from tunefarm.landscape import load
 from tunefarm.plan import Target, plan
@@ -48,4 +50,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end_well(main)

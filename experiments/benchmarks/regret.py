@@ -11,13 +11,12 @@ import argparse
 import statistics
 from pathlib import Path
 
-from sitting import retime, row_of
+from sitting import end_well, retime, row_of
 
 from tunefarm import landscape as landscapes
 from tunefarm.bench.build import launch_options, triton_version
-from tunefarm.cli.opening import FleetKind, live_devices, open_fleet
+from tunefarm.cli.opening import FleetKind, gpu_fleet, plan_live
 from tunefarm.pack import load_pack
-from tunefarm.plan import choose_targets, plan
 from tunefarm.spec.experiment import load_experiment, resolve
 
 NUM_SAMPLES = 60
@@ -31,14 +30,12 @@ def main() -> None:
     arguments = parser.parse_args()
     resolved = resolve(load_experiment(arguments.experiment), launch_options(), triton_version())
     recorded, pack = landscapes.load(arguments.landscape), load_pack(arguments.pack)
-    fleet = open_fleet(FleetKind.INLINE, None, use_gpu=True, builders=1)
-    try:
-        live = live_devices(fleet)
-        targets = [t for t in choose_targets(resolved.experiment, live, "gpu") if t.meter]
-        print(f"{live[0].name}, interleaved, {NUM_SAMPLES} samples each, cold L2")
+    with gpu_fleet(FleetKind.INLINE, None, builders=1) as fleet:
+        studies = plan_live(resolved, fleet)
+        print(f"{studies[0].study.device.name}, interleaved, {NUM_SAMPLES} samples each, cold L2")
         print(f"{'study':34s} {'winner':>10s} {'exhaustive':>10s} {'ratio':>7s}  winner's config / exhaustive best")
         worst = 0.0
-        for study in plan(resolved, targets[:1]):
+        for study in studies:
             row = row_of(pack, resolved.workload.signature.kernel, study.study)
             if row is None:
                 print(f"{study.study.label:34s} is not in the pack")
@@ -55,9 +52,7 @@ def main() -> None:
                 f"{winner_ms / best_ms:7.3f}  {row.config} / {best}"
             )
         print(f"worst ratio {worst:.3f}")
-    finally:
-        fleet.close()
 
 
 if __name__ == "__main__":
-    main()
+    end_well(main)

@@ -68,12 +68,12 @@ def median_us(record: Record, name: str) -> float | None:
 
 
 def gain(record: Record) -> tuple[float, tuple[float, float]] | None:
-    """(default's median over tuned's, 95 % interval of the median of the rounds' ratios); None where one is missing."""
-    default, tuned = (median_us(record, name) for name in ("default", "tuned"))
-    if default is None or tuned is None:
+    """(Median of the rounds' ratios of default to tuned, its 95 % interval); None where one is missing."""
+    if any(median_us(record, name) is None for name in ("default", "tuned")):
         return None
     samples = [record["contenders"][name]["samples_us"] for name in ("default", "tuned")]
-    return default / tuned, median_interval([a / b for a, b in zip(*samples, strict=True)])
+    ratios = [a / b for a, b in zip(*samples, strict=True)]
+    return statistics.median(ratios), median_interval(ratios)
 
 
 def ceiling_us(record: Record) -> tuple[float, str] | None:

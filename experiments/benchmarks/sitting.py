@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tunefarm.bench.tensors import make_inputs
 from tunefarm.bench.worker import BuildRequest, build, measure
 from tunefarm.config import Config
 from tunefarm.device import Device
-from tunefarm.errors import InfrastructureError
+from tunefarm.errors import InfrastructureError, TunefarmError
 from tunefarm.pack import Pack, Row
 from tunefarm.seams import Fleet
 from tunefarm.spec.experiment import Resolved, load_experiment
@@ -41,6 +41,14 @@ def variant(path: Path, **sections: Any) -> Iterator[Path]:
         yield written
     finally:
         written.unlink()
+
+
+def end_well(main: Callable[[], None]) -> None:
+    """Runs a benchmark; what cannot be done is said in a line."""
+    try:
+        main()
+    except TunefarmError as e:
+        sys.exit(str(e))
 
 
 def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> tuple[float, str]:

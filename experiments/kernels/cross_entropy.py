@@ -155,7 +155,7 @@ def cross_entropy(
 
     Args:
         logits: a contiguous matrix; what it holds is replaced.
-        target: the right column of each row, [rows].
+        target: the right column of each row, [rows]; must be below columns, or `ignore_index`: nobody checks.
         ignore_index: target of rows without loss and gradient.
         scale: such as 1 / number of tokens, for a mean.
 
