@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tunefarm.search.outlook import CAP, FAILED, Outlook
-from tunefarm.search.surrogate import Surrogate, expected_improvement
+from tunefarm.search.surrogate import Surrogate, _erfc, expected_improvement
 
 GRID = np.random.default_rng(0).standard_normal((400, 5))
 TRUTH = np.sin(GRID[:, 0]) + 0.3 * GRID[:, 1] ** 2 + 2.0
@@ -122,3 +122,8 @@ def test_bound_and_improvement_tell_the_hopeful_from_the_hopeless():
     assert view.improvement()[fast] > view.improvement()[slow] >= 0.0
     assert view.bound(2.0)[fast] < 1.1
     assert view.bound(2.0)[slow] > 1.5
+
+
+def test_the_error_function_of_many_is_that_of_each():
+    x = np.linspace(-8.0, 8.0, 2001)
+    np.testing.assert_allclose(_erfc(x), [math.erfc(value) for value in x], rtol=2e-7)

@@ -23,12 +23,15 @@ def leaders(trials: Sequence[Trial]) -> list[int]:
     return [number for ms, number in fastest if ms <= LEADING_RATIO * fastest[0][0]]
 
 
-def neighbours(configs: Sequence[Config], number: int) -> list[int]:
-    """Candidates that differ from one in a single name, by one step among the values that occur.
+def neighbours(configs: Sequence[Config], numbers: Sequence[int]) -> list[int]:
+    """Candidates that differ from one of some in a single name, by one step among the values that occur.
 
     Args:
         configs: all candidates.
-        number: the one.
+        numbers: the ones.
+
+    Returns:
+        Each once, those beside the first one first.
     """
     flats = [config.flat for config in configs]
     ladders = {
@@ -36,16 +39,15 @@ def neighbours(configs: Sequence[Config], number: int) -> list[int]:
             {flat[name] for flat in flats if name in flat},
             key=lambda v: (not is_number(v), v if is_number(v) else show(v)),
         )
-        for name in flats[number]
+        for name in dict.fromkeys(name for number in numbers for name in flats[number])
     }
-    found = []
-    for other, flat in enumerate(flats):
-        if flat.keys() != flats[number].keys():
-            continue
-        differing = [name for name, value in flat.items() if value != flats[number][name]]
-        if len(differing) == 1:
-            ladder = ladders[differing[0]]
-            step = ladder.index(flat[differing[0]]) - ladder.index(flats[number][differing[0]])
-            if abs(step) == 1:
-                found.append(other)
-    return found
+    place = {frozenset(flat.items()): number for number, flat in enumerate(flats)}
+    found: dict[int, None] = {}
+    for flat in (flats[number] for number in numbers):
+        for name, value in flat.items():
+            at = ladders[name].index(value)
+            for other in ladders[name][max(0, at - 1) : at + 2]:
+                beside = place.get(frozenset({**flat, name: other}.items()))
+                if beside is not None and other != value:
+                    found[beside] = None
+    return list(found)

@@ -150,9 +150,10 @@ class StudySampler:
     def tell(self, trial: Trial) -> None:
         """Learns how a candidate stands, asked or not; the latest word holds."""
         number = trial.number
+        if _said(trial) != _said(self._trials.get(number)):
+            self._outlook = None
         self._trials[number] = trial
         self._open.discard(number)
-        self._outlook = None
         asked = self._asked.get(number)
         if asked is None:
             return
@@ -249,6 +250,11 @@ class StudySampler:
 
     def _frozen(self, asked: optuna.trial.Trial) -> optuna.trial.FrozenTrial:
         return self.study.get_trials(deepcopy=False)[asked.number]
+
+
+def _said(trial: Trial | None) -> tuple[Any, ...] | None:
+    """All of a trial that an outlook goes by: that it was pruned after all makes no other one."""
+    return None if trial is None else (trial.measurements, trial.merged_into, trial.outcome in FAILURES)
 
 
 def distributions(params: Sequence[Mapping[str, Value]]) -> dict[str, CategoricalDistribution]:

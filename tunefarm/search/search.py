@@ -174,7 +174,7 @@ class StudySearch:
             mine = self._trials[told.number]
             if mine.outcome is Outcome.OK and mine.build is None:
                 self._update(replace(mine, build=told.build, outcome=told.outcome, failure=told.failure))
-        made = self._merge()
+        made = self._merge() if trials else []
         out = [number for number in self._pending if self._trials[number].outcome is not Outcome.OK]
         for number in out:
             del self._pending[number]
@@ -393,7 +393,7 @@ class StudySearch:
     def _look_around(self) -> bool:
         """Puts what lies beside the leaders next in turn, even from closed buckets; False if all of it was tried."""
         assert self._sampler is not None
-        beside = [n for leader in leaders(self._trials) for n in neighbours(self._configs, leader)]
-        untried = [n for n in dict.fromkeys(beside) if n not in self._asked and self._trials[n].outcome is Outcome.OK]
+        beside = neighbours(self._configs, leaders(self._trials))
+        untried = [n for n in beside if n not in self._asked and self._trials[n].outcome is Outcome.OK]
         self._sampler.put_first(untried)
         return bool(untried)
