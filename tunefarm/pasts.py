@@ -69,7 +69,7 @@ class _Story:
     times_ms: dict[str, float] = field(default_factory=dict)
 
     def past(self, by_key: Mapping[str, Config]) -> Past | None:
-        keys = [key for key in self.times_ms if key in by_key]
+        keys = [key for key, time_ms in self.times_ms.items() if key in by_key and time_ms > 0]
         if not keys:
             return None
         return Past(

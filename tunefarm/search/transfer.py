@@ -155,6 +155,6 @@ def _residence(rows: Sequence[_Row]) -> list[Column]:
             found.append((math.nan, math.nan, math.nan))
             continue
         resident = blocks_per_sm(build, num_warps(config), device)
-        waves = math.prod(build.grid) / (device.num_sms * resident)
+        waves = max(1, math.prod(build.grid)) / (device.num_sms * resident)
         found.append((math.log2(resident * num_warps(config)), math.log2(waves), waves / math.ceil(waves)))
     return [list(column) for column in zip(*found, strict=True)]
