@@ -25,7 +25,7 @@ from tunefarm.search.features import Vectors, features
 from tunefarm.search.polish import leaders, neighbours
 from tunefarm.search.prior import order
 from tunefarm.search.rungs import EXPLORATION, LAST
-from tunefarm.search.transfer import Lessons, Past
+from tunefarm.search.transfer import Past, Transfer
 from tunefarm.trial import FAILURES, Failure, Measurement, Outcome, Trial, Winner
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class StudySearch:
         self._sampler_name, self._threshold, self._batch, self._seed = sampler, threshold, batch, seed
         self._max_trials = max_trials
         self._max_finalists, self._stop_gain, self._min_gain = max_finalists, stop_gain, min_gain
-        self._lessons = Lessons(pasts=pasts, configs=self._configs, problem=problem, device=device, seed=seed)
+        self._transfer = Transfer(pasts=pasts, configs=self._configs, problem=problem, device=device, seed=seed)
         self._trials = [Trial(number=number, config=config) for number, config in enumerate(self._configs)]
         self._order = order(self._configs, problem, device, first=self._seeds)
         self._rank = {number: rank for rank, number in enumerate(self._order)}
@@ -287,7 +287,7 @@ class StudySearch:
         live = [number for number in self._order if self._trials[number].bucket >= 0]
         points, first = self._points, list[int]()
         if name == "default":
-            points, first = self._lessons.heed(points, live, self._trials, with_builds=self._all_built)
+            points, first = self._transfer.apply(points, live, self._trials, with_builds=self._all_built)
             first += cover(self._points, buckets, NUM_FIRST - len(first))
         self._sampler = StudySampler(
             name=name,

@@ -60,7 +60,7 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lessons:
+class Transfer:
     """What other studies teach a search.
 
     Attributes:
@@ -77,7 +77,7 @@ class Lessons:
     device: Device
     seed: int
 
-    def heed(
+    def apply(
         self, points: Vectors, live: Sequence[int], trials: Sequence[Trial], *, with_builds: bool
     ) -> tuple[Vectors, list[int]]:
         """The features with what is expected as one more, and the candidates to try first: the best expected.
