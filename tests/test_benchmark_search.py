@@ -117,6 +117,16 @@ def test_our_search_finds_the_best_and_says_what_it_cost(tmp_path: Path) -> None
     assert len(some.tried) <= some.num_built < 64
 
 
+def test_a_search_that_knows_another_one_of_the_same_space_begins_with_the_best(tmp_path: Path) -> None:
+    space = bowl(tmp_path)
+    best = space.times_ms.index(1.0)
+    warm = replays.learning(space, 1, 30, mates=[space])
+    assert best in warm.tried[:4]
+    misled = replays.learning(space, 1, 30, mates=[space], is_misled=True)
+    assert best in misled.tried
+    assert best not in misled.tried[:4]
+
+
 @pytest.mark.parametrize("name", ["random", "optuna-tpe"])
 def test_others_try_what_can_be_launched_once(tmp_path: Path, name: str) -> None:
     entries = [entry(64, warps, stages, 1.0 + warps) for warps in (1, 2, 4, 8) for stages in (1, 2)]
