@@ -12,16 +12,15 @@ import argparse
 import dataclasses
 import json
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sitting import live_arch, retime, row_of, studies, tune
+from sitting import end_well, live_arch, retime, row_of, studies, tune
 
 from tunefarm.cli.opening import FleetKind, live_devices, open_experiment, open_fleet
 from tunefarm.document import write_atomic
-from tunefarm.errors import TunefarmError, UserError
+from tunefarm.errors import UserError
 from tunefarm.pack import load_pack
 from tunefarm.seams import Fleet
 from tunefarm.spec.experiment import load_experiment
@@ -139,15 +138,12 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse()
-    try:
-        pairs = run(arguments)
-        if arguments.json is not None:
-            rows = [{**dataclasses.asdict(pair), "apart": pair.apart} for pair in pairs]
-            write_atomic(arguments.json, json.dumps(rows, indent=1).encode())
-        print(table(pairs))
-    except TunefarmError as e:
-        sys.exit(str(e))
+    pairs = run(arguments)
+    if arguments.json is not None:
+        rows = [{**dataclasses.asdict(pair), "apart": pair.apart} for pair in pairs]
+        write_atomic(arguments.json, json.dumps(rows, indent=1).encode())
+    print(table(pairs))
 
 
 if __name__ == "__main__":
-    main()
+    end_well(main)

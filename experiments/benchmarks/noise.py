@@ -17,7 +17,6 @@ import datetime
 import json
 import os
 import statistics
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from sitting import live_arch, studies
+from sitting import end_well, live_arch, studies
 
 from tunefarm.bench.launch import Launch, call, default_config, intercept, learn
 from tunefarm.bench.loaded import Loaded, load_kernel
@@ -269,11 +268,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    try:
-        print(table(run(parse())))
-    except TunefarmError as e:
-        sys.exit(str(e))
+    print(table(run(parse())))
 
 
 if __name__ == "__main__":
-    main()
+    end_well(main)

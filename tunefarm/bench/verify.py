@@ -122,6 +122,10 @@ def rms(tensor: torch.Tensor) -> float:
     return math.sqrt(float(torch.where(wide.isfinite(), wide, 0.0).square().mean()))
 
 
+def _roundoff(dtype: torch.dtype) -> float:
+    return ROUNDOFF.get(str(dtype).removeprefix("torch."), 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Tolerance:
     """How far outputs may be from what they should be.
@@ -150,7 +154,7 @@ class Tolerance:
         """
         import torch
 
-        roundoff = ROUNDOFF.get(str(dtype).removeprefix("torch."), 0.0)
+        roundoff = _roundoff(dtype)
         slack = SLACK * roundoff
         if dtype in (torch.float64, torch.float32):
             slack = WIDE_SLACK * roundoff * math.sqrt(max(1.0, self.length / FREE_LENGTH))
@@ -202,7 +206,7 @@ def attainable(
         wide = wanted.to(actual.device).double()
         atol, rtol = tolerance.bound(actual.dtype, wide)
         error = (actual.double() - wide).abs()
-        cancelled = SLACK * ROUNDOFF.get(str(actual.dtype).removeprefix("torch."), 0.0) * size
+        cancelled = SLACK * _roundoff(actual.dtype) * size
         limit = (ROUGH * (wide.abs() + rms(wide))).clamp_min(max(atol, cancelled))
         is_rough = error <= limit  # not so for NaN
         is_faulty |= bool((wide.isfinite() & ~is_rough).any())

@@ -70,6 +70,7 @@ def sweep(
     )  # fmt: skip
     use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
     planned = _plan(order, [], complete=not use_gpu)
+    _pasts(resolved, planned, resolved.experiment.search.learn_from)  # what cannot be read is said before any work
     try:
         with Progress(quiet=quiet or as_json) as progress:
             progress.say(f"starting the fleet ({fleet.value})")
@@ -125,7 +126,6 @@ def _plan(order: _Order, live: Sequence[Device], *, complete: bool) -> list[Plan
             hint="export to another file, or remove this one",
         )
     check_ledger(order.ledger, {"experiment": spec.name})
-    _pasts(order.resolved, planned, spec.search.learn_from)
     return planned
 
 

@@ -37,6 +37,12 @@ def blocks_per_sm(build: Build, warps: int, device: Device) -> int:
     return max(1, min(limits))
 
 
+def residence(build: Build, warps: int, device: Device) -> tuple[int, float]:
+    """(Blocks that fit on one SM, waves in which the whole grid runs)."""
+    resident = blocks_per_sm(build, warps, device)
+    return resident, max(1, math.prod(build.grid)) / (device.num_sms * resident)
+
+
 def order(
     configs: Sequence[Config],
     problem: Problem,
@@ -92,8 +98,7 @@ def _padding(config: Config, problem: Problem) -> float:
 
 def _underuse(build: Build, warps: int, device: Device) -> float:
     """Penalty in units of log2: few warps on an SM, idle SMs in the last wave, spills."""
-    resident = blocks_per_sm(build, warps, device)
-    waves = math.prod(build.grid) / (device.num_sms * resident)
+    resident, waves = residence(build, warps, device)
     # Eight warps feed all four schedulers; whether more of them pay is for the measurement to say.
     occupancy = min(1.0, resident * warps / 8)
     fill = waves / math.ceil(waves)

@@ -26,7 +26,7 @@ from tunefarm.search.features import (
     tile_params,
     whole_numbers,
 )
-from tunefarm.search.prior import blocks_per_sm
+from tunefarm.search.prior import residence
 from tunefarm.search.surrogate import Surrogate
 from tunefarm.trial import Build, Trial
 
@@ -91,11 +91,10 @@ class Transfer:
         if not self.pasts:
             return points, []
         expected = self.expect([trial.build for trial in trials] if with_builds else None)
-        spread = float(expected.std())
-        if spread < 1e-9:
+        column = standardise([expected])
+        if not column.shape[1]:  # all are expected to be equal
             return points, []
-        column = (expected - expected.mean()) / spread
-        return np.hstack([points, column[:, None]]), sorted(live, key=lambda n: expected[n])[:NUM_EXPECTED]
+        return np.hstack([points, column]), sorted(live, key=lambda n: expected[n])[:NUM_EXPECTED]
 
     def expect(self, builds: Sequence[Build | None] | None) -> Vectors:
         """The logarithm of each candidate's time over the best one's, as far as other studies tell.
@@ -154,7 +153,6 @@ def _residence(rows: Sequence[_Row]) -> list[Column]:
         if build is None:
             found.append((math.nan, math.nan, math.nan))
             continue
-        resident = blocks_per_sm(build, num_warps(config), device)
-        waves = max(1, math.prod(build.grid)) / (device.num_sms * resident)
+        resident, waves = residence(build, num_warps(config), device)
         found.append((math.log2(resident * num_warps(config)), math.log2(waves), waves / math.ceil(waves)))
     return [list(column) for column in zip(*found, strict=True)]
