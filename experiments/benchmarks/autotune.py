@@ -1,28 +1,47 @@
 """Wall and GPU-held seconds of `tunefarm sweep` and of `triton.autotune` over the same configs, both cold.
 
-    python experiments/benchmarks/autotune.py experiments/softmax.yaml [--problems N]
+    python experiments/benchmarks/autotune.py experiments/matmul.yaml --problems 3 --space num_stages=2,3,4,5
 
 `triton.autotune` compiles and benchmarks inside the process that holds the GPU, so its GPU-held time is its wall time;
 ours runs from a measuring process's first job to its last, its start-up shown apart (the short process that asks the
-GPU what it is, before anything is compiled, is not counted). Each side starts with empty
-caches, one after the other, on this machine.
+GPU what it is, before anything is compiled, is not counted). Each side starts with empty caches, one after the other,
+on this machine. At the end our winners are timed interleaved with the fastest of those that `triton.autotune`
+benchmarked, which are all configs there are.
+
+What is done is kept below `--folder`: after `--limit-s`, or an interruption, the same command goes on. Triton is given
+its configs in portions for that; one that was cut short begins anew and finds in Triton's cache what it had compiled,
+to Triton's advantage. A sweep that was cut short begins anew from nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
+import statistics
 import sys
-import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
-from sitting import end_well, live_arch, run, sweep, variant
+from sitting import end_well, live_arch, retime, row_of, run, sweep, variant
+
+from tunefarm.config import Config
+from tunefarm.document import canonical
+from tunefarm.errors import UserError
+
+PORTION = 20
+NUM_RETIMED, NUM_SAMPLES = 5, 60
 
 
-def stock(experiment: Path) -> None:
-    """Runs in a process of its own: tunes every problem with triton.autotune over all candidates."""
+def stock(experiment: Path, kept: Path, deadline: float) -> None:
+    """Runs in a process of its own: tunes every problem with triton.autotune over all candidates, portion by portion.
+
+    Appends a line to `kept` after each portion, and after the start of the process.
+    """
     began = time.monotonic()
     import torch
     import triton
@@ -37,59 +56,168 @@ def stock(experiment: Path) -> None:
     workload = resolved.workload
     studies = plan(resolved, [Target(device=live_device(), meter="gpu")])
     torch.zeros(1, device="cuda")
-    startup_s = time.monotonic() - began
+    done = {(line["study"], line["portion"]) for line in lines(kept) if "study" in line}
+    append(kept, {"startup_s": time.monotonic() - began})
     # The production call finds the kernel under a global name: there it finds Triton's own autotuner instead.
     names = workload.call.__globals__
-    name = next(n for n, value in names.items() if value is workload.kernel)
-    found = []
+    kernel = workload.kernel
+    name = next(n for n, value in names.items() if value is kernel)
+    inner = kernel.fn if isinstance(kernel, triton.runtime.Autotuner) else kernel  # its heuristics stay
     for study in studies:
-        configs = [triton.Config(dict(c.params), **dict(c.options)) for c in study.candidates]
-        tuner = names[name] = triton.autotune(configs=configs, key=list(workload.key or ()))(workload.jitted)
-        inputs = make_inputs(workload, study.study.variables, "cuda")
-        started = time.monotonic()
-        workload.call(**inputs)
-        torch.cuda.synchronize()
-        seconds = round(time.monotonic() - started, 2)
-        found.append([study.study.label, len(configs), len(tuner.configs_timings), seconds, str(tuner.best_config)])
-    print(json.dumps({"startup_s": startup_s, "held_s": time.monotonic() - began, "studies": found}))
+        inputs: dict[str, Any] | None = None
+        for portion, first in enumerate(range(0, len(study.candidates), PORTION)):
+            if (study.study.label, portion) in done:
+                continue
+            if time.monotonic() > deadline:
+                return
+            inputs = inputs or make_inputs(workload, study.study.variables, "cuda")
+            mine = study.candidates[first : first + PORTION]
+            configs = [triton.Config(dict(c.params), **dict(c.options)) for c in mine]
+            tuner = names[name] = triton.autotune(configs=configs, key=list(workload.key or ()))(inner)
+            torch.cuda.synchronize()
+            started = time.monotonic()
+            workload.call(**inputs)
+            torch.cuda.synchronize()
+            seconds = time.monotonic() - started
+            timings = (tuner.configs_timings.get(config) for config in configs)
+            medians = [each[0] if isinstance(each, Sequence) else each for each in timings]
+            found = [
+                [config.to_json(), ms if ms is not None and math.isfinite(ms) else None]
+                for config, ms in zip(mine, medians, strict=True)
+            ]
+            append(kept, {"study": study.study.label, "portion": portion, "seconds": seconds, "configs": found})
+    append(kept, {"done": True})
+
+
+def lines(kept: Path) -> list[dict[str, Any]]:
+    """What was kept so far; a line that was cut short is none."""
+    text = kept.read_text("utf-8") if kept.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def append(kept: Path, line: Mapping[str, Any]) -> None:
+    """Keeps a line, whatever an interruption has left before it."""
+    whole = lines(kept)
+    kept.write_text("".join(json.dumps(each) + "\n" for each in [*whole, line]), "utf-8")
+
+
+def space_of(text: str) -> tuple[str, list[int]]:
+    """`NAME=VALUE,...`: the values a param is to have."""
+    name, _, values = text.partition("=")
+    try:
+        return name, [int(value) for value in values.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE,VALUE with whole numbers") from None
+
+
+def compare(experiment: Path, folder: Path, fleet: str, deadline: float) -> bool:
+    """Does what is left to do, ours first; whether all of it is done."""
+    ours, theirs = folder / "ours.json", folder / "stock.jsonl"
+    if not ours.exists():
+        for name in ("cache", "triton-ours", "sweeps"):
+            if (folder / name).exists():
+                (folder / name).rename(folder / f"{name}-{time.time_ns()}")  # of a sweep that was cut short
+        caches = {"TUNEFARM_CACHE": str(folder / "cache"), "TRITON_CACHE_DIR": str(folder / "triton-ours")}
+        wall_s, said = sweep(experiment, folder / "sweeps", fleet, caches)
+        ours.write_text(json.dumps({"wall_s": wall_s, "said": said}), "utf-8")
+    if not (lines(theirs) and lines(theirs)[-1].get("done")):
+        cache = {"TRITON_CACHE_DIR": str(folder / "triton-stock")}
+        left_s = max(0.0, deadline - time.monotonic())
+        words = [str(experiment), "--stock", str(theirs), "--limit-s", str(left_s)]
+        wall_s, _ = run([sys.executable, __file__, *words], cache)
+        append(theirs, {"wall_s": wall_s, **({"done": True} if lines(theirs)[-1].get("done") else {})})
+    return bool(lines(theirs)[-1].get("done"))
+
+
+def report(experiment: Path, folder: Path, name: str) -> None:
+    """Prints both sides' seconds and how far our winners are from the best there is."""
+    kept, ours = lines(folder / "stock.jsonl"), json.loads((folder / "ours.json").read_text("utf-8"))
+    said, wall_s = ours["said"], ours["wall_s"]
+    held_s = sum(line.get("seconds", 0.0) for line in kept)
+    stock_s = sum(line.get("wall_s", 0.0) for line in kept)
+    startup_s = next(line["startup_s"] for line in kept if "startup_s" in line)
+    # Starts beyond the first are the price of portions, not Triton's.
+    stock_s -= sum(line.get("startup_s", 0.0) for line in kept) - startup_s
+    num_configs = sum(study["candidates"] for study in said["studies"])
+    print(f"{len(said['studies'])} problems of {name}, {num_configs} configs in all, {os.cpu_count()} CPUs")
+    print(f"{'':18s} {'wall s':>8s} {'GPU-held s':>11s} {'start-up s':>11s}")
+    print(f"{'triton.autotune':18s} {stock_s:8.1f} {held_s:11.1f} {startup_s:11.1f}")
+    print(f"{'tunefarm sweep':18s} {wall_s:8.1f} {said['gpu_held_s']:11.1f} {said['gpu_startup_s']:11.1f}")
+    print(f"ratio: wall {stock_s / wall_s:.1f}x, GPU-held {held_s / said['gpu_held_s']:.1f}x")
+    print(f"kernels compiled by our measuring process: {said['compiled_by_measuring']}; by CPUs: {said['compiled']}")
+    retime_winners(experiment, folder / "pack.json", kept)
+
+
+def retime_winners(experiment: Path, pack_path: Path, kept: Sequence[Mapping[str, Any]]) -> None:
+    """Prints our winners' times over the least among the fastest that triton.autotune found, interleaved."""
+    from tunefarm.bench.build import launch_options, triton_version
+    from tunefarm.cli.opening import FleetKind, gpu_fleet, plan_live
+    from tunefarm.pack import load_pack
+    from tunefarm.spec.experiment import load_experiment, resolve
+
+    resolved = resolve(load_experiment(experiment), launch_options(), triton_version())
+    pack = load_pack(pack_path)
+    with gpu_fleet(FleetKind.INLINE, None, builders=1) as fleet:
+        for study in plan_live(resolved, fleet):
+            row = row_of(pack, resolved.workload.signature.kernel, study.study)
+            if row is None:
+                print(f"{study.study.label:34s} is not in the pack")
+                continue
+            timed = [
+                (ms, Config.from_json(config))
+                for line in kept
+                if line.get("study") == study.study.label
+                for config, ms in line["configs"]
+                if ms is not None
+            ]
+            fastest = [config for _, config in sorted(timed, key=lambda each: each[0])[:NUM_RETIMED]]
+            rivals = [row.config, *(config for config in fastest if config != row.config)]
+            samples = retime(study.study, resolved.experiment.ref, rivals, fleet, NUM_SAMPLES)
+            times_ms = [statistics.median(each) for each in samples]
+            best = min(range(len(rivals)), key=times_ms.__getitem__)
+            print(
+                f"{study.study.label:34s} winner {1000 * times_ms[0]:.1f} us, best {1000 * times_ms[best]:.1f} us, "
+                f"ratio {times_ms[0] / times_ms[best]:.3f}: {rivals[0]} / {rivals[best]}"
+            )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", type=Path)
+    parser.add_argument("--folder", type=Path, default=Path("sweeps/autotune"), help="default: %(default)s")
     parser.add_argument("--problems", type=int, help="only the first N problems")
     parser.add_argument(
-        "--only", action="append", default=[], metavar="PARAM=VALUE", help="restrict a param of the space"
+        "--space", action="append", default=[], type=space_of, metavar="NAME=VALUE,...", help="values of a param"
     )
     parser.add_argument("--fleet", default="ray")
-    parser.add_argument("--stock", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--limit-s", type=float, default=math.inf, metavar="S", help="stop after about so many seconds")
+    parser.add_argument("--stock", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    deadline = time.monotonic() + arguments.limit_s
     if arguments.stock:
-        stock(arguments.experiment)
+        stock(arguments.experiment, arguments.stock, deadline)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        content = yaml.safe_load(arguments.experiment.read_text())
-        content["problems"] = content["problems"][: arguments.problems]
-        content["devices"] = [live_arch()]
-        for name, value in (only.split("=") for only in arguments.only):
-            content["space"][name] = [int(value)]
-        sections = {name: content[name] for name in ("problems", "devices", "space")}
-        with variant(arguments.experiment, **sections, export=f"{folder}/pack.json") as experiment:
-            caches = {"TUNEFARM_CACHE": f"{folder}/cache", "TRITON_CACHE_DIR": f"{folder}/triton-ours"}
-            ours_s, a = sweep(experiment, Path(folder, "sweeps"), arguments.fleet, caches)
-            theirs_s, theirs = run(
-                [sys.executable, __file__, str(experiment), "--stock"], {"TRITON_CACHE_DIR": f"{folder}/triton-stock"}
-            )
-    b = json.loads(theirs.splitlines()[-1])
-    num_configs = sum(study["candidates"] for study in a["studies"])
-    print(f"{len(a['studies'])} problems of {arguments.experiment}, {num_configs} configs in all")
-    print(f"{'':18s} {'wall s':>8s} {'GPU-held s':>11s} {'start-up s':>11s}")
-    print(f"{'triton.autotune':18s} {theirs_s:8.1f} {b['held_s'] - b['startup_s']:11.1f} {b['startup_s']:11.1f}")
-    print(f"{'tunefarm sweep':18s} {ours_s:8.1f} {a['gpu_held_s']:11.1f} {a['gpu_startup_s']:11.1f}")
-    print(f"ratio: wall {theirs_s / ours_s:.1f}x, GPU-held {(b['held_s'] - b['startup_s']) / a['gpu_held_s']:.1f}x")
-    print(
-        f"kernels compiled by our measuring process: {a['compiled_by_measuring']}; by our CPU workers: {a['compiled']}"
-    )
+    content = yaml.safe_load(arguments.experiment.read_text("utf-8"))
+    if unknown := sorted({name for name, _ in arguments.space} - content["space"].keys()):
+        raise UserError(f"--space: {', '.join(unknown)} is no param of the space", file=str(arguments.experiment))
+    folder = arguments.folder.resolve() / arguments.experiment.stem
+    folder.mkdir(parents=True, exist_ok=True)
+    sections = {
+        "problems": content["problems"][: arguments.problems],
+        "devices": [live_arch()],
+        "space": content["space"] | dict(arguments.space),
+        "export": str(folder / "pack.json"),
+    }
+    asked = canonical(sections)
+    kept = folder / "asked.json"
+    if kept.exists() and kept.read_text("utf-8") != asked:
+        raise UserError("holds another comparison", file=str(folder), hint="remove it, or name another --folder")
+    kept.write_text(asked, "utf-8")
+    with variant(arguments.experiment, **sections) as experiment:
+        if compare(experiment, folder, arguments.fleet, deadline):
+            report(experiment, folder, str(arguments.experiment))
+        else:
+            print("not done yet: the same command goes on")
 
 
 if __name__ == "__main__":
