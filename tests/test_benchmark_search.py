@@ -20,6 +20,7 @@ from tunefarm.trial import Outcome
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "experiments" / "benchmarks"))
 
+import curves  # noqa: E402
 import recordings  # noqa: E402
 import replays  # noqa: E402
 import search  # noqa: E402
@@ -165,6 +166,19 @@ def test_the_command_prints_keeps_and_draws(tmp_path: Path) -> None:
     assert [s["strategy"] for s in json.loads((tmp_path / "found.json").read_text())] == ["tunefarm-8", "random"]
     texts = {node.text for node in ElementTree.parse(tmp_path / "found.svg").iter()}
     assert {"tunefarm-8", "random"} <= texts
+
+
+def test_every_contender_has_a_line_of_its_own_in_the_picture() -> None:
+    names = [f"contender-{number}" for number in range(25)]
+    drawn = curves.picture({name: {10: 0.5, 20: 0.9} for name in names}, (10, 20, 30))
+    root = ElementTree.fromstring(drawn)
+    height = float(root.attrib["height"])
+    lines = [node for node in root.iter() if node.tag.endswith("polyline")]
+    assert len({(node.attrib["stroke"], node.attrib.get("stroke-dasharray")) for node in lines}) == len(names)
+    shown = {node.text: float(node.attrib["y"]) for node in root.iter() if node.tag.endswith("text")}
+    assert set(names) <= set(shown)
+    assert max(shown.values()) < height
+    assert "30" not in shown
 
 
 @pytest.mark.parametrize(

@@ -128,45 +128,56 @@ def _past(space: Space, seed: int, budget: int) -> Past:
 
 def at_random(space: Space, seed: int, budget: int) -> Run:
     """Distinct candidates, in any order."""
-    live = _live(space)
-    random.Random(seed).shuffle(live)
-    tried = tuple(live[:budget])
+    order = live(space)
+    random.Random(seed).shuffle(order)
+    tried = tuple(order[:budget])
     return Run(tried=tried, num_built=len(tried))
 
 
-def optuna_sampler(space: Space, seed: int, budget: int, *, make: Callable[[int], Any]) -> Run:
-    """A sampler of Optuna's with its defaults, over categories.
+def optuna_sampler(
+    space: Space, seed: int, budget: int, *, make: Callable[[int], Any], is_ordinal: bool = False
+) -> Run:
+    """A sampler of Optuna's with its defaults.
 
     What it repeats, or what is illegal, becomes the nearest untried candidate.
+
+    Args:
+        space: to search.
+        seed: of the sampler and of the samples.
+        budget: candidates to measure at most.
+        make: the sampler from the seed.
+        is_ordinal: the sampler sees the places of values in their order instead of categories, and hears the time of
+            the candidate that was measured as that of the point it asked for: it follows only what it asked for.
     """
     import optuna
 
-    from tunefarm.search.sampler import distributions
-
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     flats = [config.flat for config in space.configs]
-    # In the order of the params, by which a sampler draws.
-    known = distributions(flats)
-    domain = {name: known[name] for name in flats[0]}
-    values = {name: list(distribution.choices) for name, distribution in domain.items()}
-    ranks = [{name: values[name].index(flat[name]) / max(1, len(values[name]) - 1) for name in flat} for flat in flats]
-    study, left, tried = optuna.create_study(sampler=make(seed)), set(_live(space)), []
+    values = choices(space)
+    places = [{name: values[name].index(flat[name]) for name in values} for flat in flats]
+    last = {name: max(1, len(known) - 1) for name, known in values.items()}
+    ranked = [{name: place / last[name] for name, place in each.items()} for each in places]
+    domain = {
+        name: optuna.distributions.IntDistribution(0, len(known) - 1)
+        if is_ordinal
+        else optuna.distributions.CategoricalDistribution(known)
+        for name, known in values.items()
+    }
+    study, left = optuna.create_study(sampler=make(seed)), set(live(space))
+    tried: list[int] = []
     rng, worst_ms = random.Random(seed), 0.0
     began = time.perf_counter()
     while left and len(tried) < budget:
         trial = study.ask(domain)
-        asked = {
-            name: values[name].index(value) / max(1, len(values[name]) - 1) for name, value in trial.params.items()
-        }
-        number = min(left, key=lambda n: (sum(abs(asked[name] - ranks[n][name]) for name in asked), n))
+        asked = {n: value if is_ordinal else values[n].index(value) for n, value in trial.params.items()}
+        ranks = {name: place / last[name] for name, place in asked.items()}
+        number = min(left, key=lambda n: (sum(abs(ranks[name] - ranked[n][name]) for name in ranks), n))
         left.discard(number)
         tried.append(number)
-        samples = space.samples_ms[number]
-        drawn = sorted(rng.choice(samples) for _ in range(min(len(samples), 10))) if samples else []
-        time_ms = drawn[len(drawn) // 2] if drawn else 2 * (worst_ms or 1.0)
-        if drawn:
-            worst_ms = max(worst_ms, time_ms)
-        if flats[number] == trial.params:
+        found_ms = redrawn_ms(space, number, rng)
+        time_ms = 2 * (worst_ms or 1.0) if found_ms is None else found_ms
+        worst_ms = max(worst_ms, found_ms or 0.0)
+        if is_ordinal or flats[number] == trial.params:
             study.tell(trial, time_ms)
         else:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
@@ -174,7 +185,23 @@ def optuna_sampler(space: Space, seed: int, budget: int, *, make: Callable[[int]
     return Run(tried=tuple(tried), num_built=len(tried), ask_s=time.perf_counter() - began)
 
 
-def _live(space: Space) -> list[int]:
+def redrawn_ms(space: Space, number: int, rng: random.Random) -> float | None:
+    """The time of a candidate as others see it: the median of ten of its samples drawn anew; None if it failed."""
+    samples = space.samples_ms[number]
+    drawn = sorted(rng.choice(samples) for _ in range(min(len(samples), 10)))
+    return drawn[len(drawn) // 2] if drawn else None
+
+
+def choices(space: Space) -> dict[str, list[Any]]:
+    """Values of each param and option, ascending; the names as configs have them, by which samplers draw."""
+    from tunefarm.search.sampler import distributions
+
+    flats = [config.flat for config in space.configs]
+    known = distributions(flats)
+    return {name: list(known[name].choices) for name in flats[0]}
+
+
+def live(space: Space) -> list[int]:
     """Candidates that can be launched, equal binaries once."""
     found: Mapping[Any, int] = {
         binary(trial): trial.number for trial in reversed(space.trials) if trial.outcome is Outcome.OK

@@ -7,6 +7,10 @@ config. A candidate counts as found when its time, the median of all samples of 
 least of the problem; a seed that never gets there counts as twice the budget. Candidates with equal binaries count as
 one. What others propose twice, or what is illegal, becomes the nearest untried candidate at no cost. Optuna's samplers
 have their defaults and see categories.
+
+`--only` can also name peers, which are not in the default set: `kt` is every strategy of an installed Kernel Tuner,
+`kt-NAME` one of them (`kt-pso`), `lfbo` a search like Helion's default and `optuna-cmaes` Optuna's CMA-ES on the places
+of values.
 """
 
 from __future__ import annotations
@@ -21,11 +25,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
-from html import escape
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import peers
+from curves import picture
 from recordings import Space, load_spaces
 from replays import Run, at_random, learning, optuna_sampler, ours
 
@@ -147,7 +152,8 @@ def _open(paths: Sequence[Path]) -> None:
 def _run(name: str, index: int, seed: int, budget: int) -> Run:
     space = _spaces[index]
     mates = [other for other in _spaces if other.file == space.file and other is not space]
-    return STRATEGIES[name](space, seed, budget, **({"mates": mates} if name in INFORMED else {}))
+    strategy = STRATEGIES.get(name) or peers.contenders(name)[name]
+    return strategy(space, seed, budget, **({"mates": mates} if name in INFORMED else {}))
 
 
 def compare(
@@ -213,63 +219,37 @@ def _line(name: str, count: str, scores: Sequence[Score], columns: Sequence[Colu
     return f"| {name} | {count} | {' | '.join(cells)} |"
 
 
-WIDTH, HEIGHT, LEFT, TOP = 900, 360, 56, 24
-COLOURS = ("#2f81f7", "#8250df", "#2da44e", "#d4a72c", "#8c959f", "#e5534b", "#bf3989")
-STYLE = """\
-text { font: 12px -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #57606a }
-.rule { stroke: #8c959f; stroke-opacity: .35 }
-@media (prefers-color-scheme: dark) { text { fill: #9198a1 } }
-"""
-
-
-def picture(scores: Sequence[Score]) -> str:
-    """As SVG: the share of the optimum that each strategy has reached after so many measurements."""
-    names = list(dict.fromkeys(s.strategy for s in scores))
+def progress(scores: Sequence[Score]) -> dict[str, dict[int, float]]:
+    """By strategy, the share of the optimum after so many measurements; means over the problems."""
     curves = {}
-    for name in names:
+    for name in dict.fromkeys(s.strategy for s in scores):
         mine = [s.optimum for s in scores if s.strategy == name]
         curves[name] = {a: statistics.fmean(o[a] for o in mine if a in o) for a in AFTER if any(a in o for o in mine)}
-    low = min(0.95, *(min(curve.values()) for curve in curves.values()))
-    shown = [after for after in AFTER if any(after in curve for curve in curves.values())]
-
-    def place(after: int, value: float) -> tuple[float, float]:
-        x = LEFT + (WIDTH - LEFT - 150) * shown.index(after) / max(1, len(shown) - 1)
-        return x, TOP + (HEIGHT - TOP - 40) * (1 - value) / (1 - low)
-
-    parts = []
-    for step in range(5):
-        value = 1 - step * (1 - low) / 4
-        _, y = place(shown[0], value)
-        parts.append(f'<line class="rule" x1="{LEFT}" x2="{WIDTH - 150}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{100 * value:.0f} %</text>')
-    for after in shown:
-        x, _ = place(after, 1)
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 20}" text-anchor="middle">{after}</text>')
-    parts.append(f'<text x="{LEFT}" y="{HEIGHT - 4}">configs measured; share of the best config\'s speed</text>')
-    for colour, (name, curve) in zip(COLOURS, curves.items(), strict=False):
-        points = " ".join("{:.1f},{:.1f}".format(*place(after, value)) for after, value in curve.items())
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        y = TOP + 18 * names.index(name)
-        parts.append(f'<rect x="{WIDTH - 136}" y="{y}" width="10" height="10" fill="{colour}"/>')
-        parts.append(f'<text x="{WIDTH - 120}" y="{y + 10}">{escape(name)}</text>')
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">'
-    return "\n".join([head, f"<style>\n{STYLE}</style>", *parts, "</svg>", ""])
+    return curves
 
 
 def names(text: str) -> list[str]:
-    """Names of strategies, separated by commas."""
-    chosen = [name.strip() for name in text.split(",") if name.strip()]
-    if not chosen:
-        raise argparse.ArgumentTypeError(f"names none; {', '.join(STRATEGIES)} are")
-    if wrong := sorted(set(chosen) - set(STRATEGIES)):
-        raise argparse.ArgumentTypeError(f"{', '.join(wrong)}: no such search; {', '.join(STRATEGIES)} are")
-    return chosen
+    """Names of strategies, separated by commas; one that stands for several becomes those."""
+    asked = [name.strip() for name in text.split(",") if name.strip()]
+    known = ", ".join((*STRATEGIES, *peers.NAMES))
+    if not asked:
+        raise argparse.ArgumentTypeError(f"names none; {known} are")
+    try:
+        chosen = {name: [name] if name in STRATEGIES else list(peers.contenders(name)) for name in asked}
+    except UserError as e:
+        raise argparse.ArgumentTypeError(str(e)) from None
+    if wrong := sorted(name for name, found in chosen.items() if not found):
+        raise argparse.ArgumentTypeError(f"{', '.join(wrong)}: no such search; {known} are")
+    return list(dict.fromkeys(name for found in chosen.values() for name in found))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", type=Path, nargs="+", metavar="FOLDER or FILE")
-    parser.add_argument("--only", type=names, default=list(DEFAULT), metavar="NAME,...", help=", ".join(STRATEGIES))
+    parser.add_argument(
+        "--only", type=names, default=list(DEFAULT), metavar="NAME,...",
+        help=f"of {', '.join((*STRATEGIES, *peers.NAMES))}; default: {','.join(DEFAULT)}",
+    )  # fmt: skip
     parser.add_argument("--seeds", type=int, default=30, metavar="N", help="default: %(default)s")
     parser.add_argument("--budget", type=int, metavar="N", help="candidates measured at most; default: 60, large: 200")
     parser.add_argument("--least", type=int, default=150, metavar="N", help="candidates of a problem; default: 150")
@@ -290,7 +270,7 @@ def main() -> None:
             scores.append(found)
             reached = f"{found.evaluations[1]:6.1f} to 1 %"
             print(
-                f"{time.monotonic() - began:6.0f} s  {found.space:48s} {found.strategy:12s} {reached}", file=sys.stderr
+                f"{time.monotonic() - began:6.0f} s  {found.space:48s} {found.strategy:26s} {reached}", file=sys.stderr
             )
             if arguments.json is not None:
                 write_atomic(arguments.json, json.dumps([asdict(s) for s in scores], indent=1).encode())
@@ -298,7 +278,7 @@ def main() -> None:
         sys.exit(str(e))
     print(table(scores, each=arguments.each))
     if arguments.svg is not None:
-        write_atomic(arguments.svg, picture(scores).encode())
+        write_atomic(arguments.svg, picture(progress(scores), AFTER).encode())
 
 
 if __name__ == "__main__":
