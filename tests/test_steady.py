@@ -142,9 +142,11 @@ def test_a_lock_that_cannot_be_taken_is_not_one_that_is_held(gpu: str, monkeypat
         ({"num_others": 1}, 0.0, CONTENDED),
         ({"throttle": "power_cap sw_thermal", "sm_mhz": 1200, "temperature_c": 87}, 0.0, THROTTLED),
         ({}, 0.25, "drift: a fixed piece of work took 125% of its usual time"),
+        ({"throttle": "power_cap"}, 0.45, ""),  # what products of large matrices do to an H200
+        ({"throttle": "power_cap"}, 1.0, "drift: a fixed piece of work took 200% of its usual time"),
         ({}, -0.2, ""),
     ],
-    ids=["nothing", "a power cap", "contended", "throttled", "slower", "faster"],
+    ids=["nothing", "a power cap", "contended", "throttled", "slower", "slower at a power cap", "half a GPU", "faster"],
 )
 def test_what_makes_times_untrustworthy(seen: dict[str, Any], drift: float, said: str) -> None:
     """TF-052, TF-054: a power cap is part of what a kernel costs; all else passes."""
