@@ -75,6 +75,7 @@ HOUSE = """
     search.polish
     search.rungs
     search.pruner           optuna*
+    search.hints            numpy* optuna* torch
     search.sampler          numpy* optuna*
     search.decisions
     search.crown            numpy*

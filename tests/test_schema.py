@@ -3,6 +3,7 @@ import pytest
 from test_experiment import BAD, FULL, HEAD
 
 from tunefarm.errors import SpecError
+from tunefarm.search.sampler import SAMPLERS
 from tunefarm.spec.experiment import load_experiment, read_yaml
 from tunefarm.spec.schema import experiment_schema
 
@@ -24,6 +25,10 @@ def test_schema_is_a_schema():
     described = experiment_schema()["properties"]
     assert all(entry["description"] for entry in described.values())
     assert described["search"]["properties"]["seed"]["description"] == "of everything that is random"
+
+
+def test_the_samplers_named_are_those_there_are():
+    assert experiment_schema()["properties"]["search"]["properties"]["sampler"]["enum"] == list(SAMPLERS)
 
 
 @pytest.mark.parametrize("text", GOOD)

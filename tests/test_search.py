@@ -111,7 +111,7 @@ def test_the_best_is_found_and_crowned_with_few_measurements():
     assert farm.search.ended
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "exhaustive"])
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes", "random", "exhaustive"])
 def test_other_samplers_go_the_same_way(sampler):
     farm = Farm(study(default=DEFAULT, sampler=sampler, configs=SPACE[::3]))
     farm.build_all()
@@ -239,7 +239,7 @@ def test_of_a_closed_bucket_nothing_is_asked_but_what_lies_beside_the_leaders():
             search.tell(request.number, farm.measure(request.number, request.rung))
 
 
-@pytest.mark.parametrize("sampler", ["default", "tpe", "random"])
+@pytest.mark.parametrize("sampler", ["default", "tpe", "cmaes", "random"])
 @pytest.mark.parametrize("arrange", ["reversed", "shuffled 1", "shuffled 2", "shuffled 3"])
 def test_listing_order_changes_nothing(sampler, arrange):
     """TF-056: same winner and same set of measured points, however the space is listed."""

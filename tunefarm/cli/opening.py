@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -47,6 +48,9 @@ def open_experiment(path: Path) -> Resolved:
         import triton  # noqa: F401
     except ModuleNotFoundError as e:
         raise UserError(f"{e.name} is not installed", hint="pip install 'tunefarm[farm]'") from None
+    if experiment.search.sampler == "cmaes" and importlib.util.find_spec("cmaes") is None:
+        # Optuna itself would say so at the second candidate.
+        raise experiment.error("search.sampler", "the package cmaes is not installed", "pip install 'tunefarm[farm]'")
     return resolve(experiment, launch_options(), triton_version())
 
 

@@ -1,4 +1,4 @@
-"""Our Optuna pruner: a ratio gate against the incumbent after each rung. One of the two doors of optuna."""
+"""Our Optuna pruner: a ratio gate against the incumbent after each rung. A door of optuna."""
 
 from __future__ import annotations
 

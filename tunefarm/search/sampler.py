@@ -1,4 +1,4 @@
-"""Samplers over a candidate list, each driving a real Optuna study. One of the two doors of optuna.
+"""Samplers over a candidate list, each driving a real Optuna study. A door of optuna.
 
 Optuna proposes and people look at its study; the candidate list, the mask of what was asked and the times that the
 surrogate learns from are ours, because Optuna repeats itself, proposes what is illegal and cannot correct a time.
@@ -15,15 +15,16 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
 
-from tunefarm.config import Config, Value, show
+from tunefarm.config import Config, Value
 from tunefarm.errors import SpecError
-from tunefarm.search.features import Vectors, is_number
+from tunefarm.search.features import Vectors
+from tunefarm.search.hints import HINTED, Hints, distributions
 from tunefarm.search.outlook import Outlook
 from tunefarm.search.pruner import FASTEST, RatioPruner
 from tunefarm.search.rungs import LAST
 from tunefarm.trial import FAILURES, FINAL, Outcome, Trial
 
-SAMPLERS = ("default", "tpe", "random", "exhaustive")
+SAMPLERS = ("default", *HINTED, "random", "exhaustive")
 """Names of the samplers, as `search.sampler` of an experiment takes them."""
 
 
@@ -118,13 +119,12 @@ class StudySampler:
         self._outlook: Outlook | None = None
         self._params = [config.flat for config in configs]
         self._space = distributions(self._params)
-        self._list = ListSampler(self._by_surrogate if name == "default" else self._in_order, self._params, self._space)
-        self._hints = name == "tpe"
         # Optuna's logger is the process's; at its default level it would report every trial.
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.study = optuna.create_study(
-            sampler=optuna.samplers.TPESampler(seed=seed) if self._hints else self._list, pruner=RatioPruner()
-        )
+        self.hints = Hints(name=name, params=self._params, order=self._order, seed=seed) if name in HINTED else None
+        choose = self._by_surrogate if name == "default" else self._by_hints if self.hints else self._in_order
+        self._list = ListSampler(choose, self._params, self._space)
+        self.study = optuna.create_study(sampler=self._list, pruner=RatioPruner())
 
     @property
     def open_numbers(self) -> list[int]:
@@ -142,10 +142,7 @@ class StudySampler:
 
     def ask(self, num: int) -> list[int]:
         """Numbers of up to `num` candidates, none asked before; empty when none is open."""
-        num = min(num, len(self._open))
-        if self._hints:
-            return [self._ask_hint() for _ in range(num)]
-        return [self._begin() for _ in range(self._list.plan(num))]
+        return [self._begin() for _ in range(self._list.plan(min(num, len(self._open))))]
 
     def tell(self, trial: Trial) -> None:
         """Learns how a candidate stands, asked or not; the latest word holds."""
@@ -162,16 +159,16 @@ class StudySampler:
             asked.set_user_attr(FASTEST, min(trial.measurements[-1].samples_ms))
         if trial.outcome in FAILURES or trial.outcome is Outcome.MERGED:
             asked.set_user_attr("outcome", str(trial.outcome))
-            self._finish(asked, TrialState.FAIL)
+            self._finish(number, TrialState.FAIL)
 
     def judge(self, number: int) -> bool:
         """Whether the pruner gives up a candidate at the rung last told. Ends its Optuna trial where that is due."""
         asked = self._asked[number]
         if asked.should_prune():
-            self._finish(asked, TrialState.PRUNED)
+            self._finish(number, TrialState.PRUNED)
             return True
         if max(self._steps(asked)) == LAST:
-            self._finish(asked, TrialState.COMPLETE)
+            self._finish(number, TrialState.COMPLETE)
         return False
 
     def put_first(self, numbers: Sequence[int]) -> None:
@@ -204,49 +201,36 @@ class StudySampler:
             return self._in_order(num)
         return chosen + self.outlook.choose(sorted(self._open.difference(chosen)), num - len(chosen))
 
+    def _by_hints(self, num: int) -> list[int]:
+        assert self.hints is not None
+        chosen = [number for number in self._first if number in self._open][:num]
+        for number in chosen:
+            self.hints.begin(number)
+        while len(chosen) < num:
+            chosen.append(self.hints.propose(self._open.difference(chosen)))
+        return chosen
+
     def _begin(self) -> int:
         """Starts the Optuna trial of the next candidate of the batch."""
         asked = self.study.ask(self._space)
         number = self._list.proposed
-        return self._take(number, asked)
-
-    def _ask_hint(self) -> int:
-        """Starts the trial of the open candidate nearest to what Optuna proposes, once `first` is asked."""
-        number = next((number for number in self._first if number in self._open), None)
-        if number is None:
-            hint = self.study.ask(self._space)
-            number = min(self._order, key=lambda i: (i not in self._open, self._distance(i, hint.params)))
-            if self._params[number] == hint.params:
-                return self._take(number, hint)
-            hint.set_user_attr("snapped_to", number)
-            self._finish(hint, TrialState.FAIL)
-        self.study.enqueue_trial(self._params[number])
-        return self._take(number, self.study.ask(self._space))
-
-    def _take(self, number: int, asked: optuna.trial.Trial) -> int:
         asked.set_user_attr("candidate", number)
         self._asked[number] = asked
         self._open.remove(number)
         return number
 
-    def _distance(self, number: int, params: Mapping[str, Value]) -> float:
-        """How far a candidate is from a proposal: per name, steps between the values as a share of all steps."""
-        total = 0.0
-        for name, value in params.items():
-            choices = self._space[name].choices
-            steps = abs(choices.index(value) - choices.index(self._params[number][name]))
-            total += steps / max(1, len(choices) - 1)
-        return total
-
     def _steps(self, asked: optuna.trial.Trial) -> list[int]:
         return list(self._frozen(asked).intermediate_values)
 
-    def _finish(self, asked: optuna.trial.Trial, state: TrialState) -> None:
-        frozen = self._frozen(asked)
+    def _finish(self, number: int, state: TrialState) -> None:
+        frozen = self._frozen(self._asked[number])
         if frozen.state.is_finished():
             return
         value = frozen.intermediate_values[frozen.last_step] if state == TrialState.COMPLETE else None
-        self.study.tell(asked, value, state=state)
+        self.study.tell(self._asked[number], value, state=state)
+        if self.hints is not None:
+            failed = self._trials[number].outcome in FAILURES
+            self.hints.learn(number, self._times_ms().get(number), failed=failed)
 
     def _frozen(self, asked: optuna.trial.Trial) -> optuna.trial.FrozenTrial:
         return self.study.get_trials(deepcopy=False)[asked.number]
@@ -255,16 +239,3 @@ class StudySampler:
 def _said(trial: Trial | None) -> tuple[Any, ...] | None:
     """All of a trial that an outlook goes by: that it was pruned after all makes no other one."""
     return None if trial is None else (trial.measurements, trial.merged_into, trial.outcome in FAILURES)
-
-
-def distributions(params: Sequence[Mapping[str, Value]]) -> dict[str, CategoricalDistribution]:
-    """Optuna's distributions: each name with the values that occur, numbers ascending."""
-    space = {}
-    for name in sorted({name for flat in params for name in flat}):
-        values = {show(flat[name]): flat[name] for flat in params if name in flat}
-        space[name] = CategoricalDistribution(sorted(values.values(), key=_ascending))
-    return space
-
-
-def _ascending(value: Value) -> tuple[bool, float, str]:
-    return (False, float(value), "") if is_number(value) else (True, 0.0, show(value))

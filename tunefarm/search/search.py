@@ -63,7 +63,7 @@ class StudySearch:
         device: where.
         default: the config used without tuning, if it is a candidate. It is built, measured and in the finals first.
         incumbent: the config that an earlier pack holds for this problem, if it is a candidate. Likewise.
-        sampler: name of a sampler: `default`, `tpe`, `random`, `exhaustive`.
+        sampler: name of a sampler: `default`, `tpe`, `gp`, `cmaes`, `random`, `exhaustive`.
         threshold: similarity from which candidates share a bucket.
         batch: new candidates a batch.
         max_trials: candidates measured at most; None for as many as the sampler and the space call for.

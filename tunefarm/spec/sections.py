@@ -114,9 +114,9 @@ class DeviceSpec:
 class Search:
     """How candidates are chosen; its fields are described by their keys."""
 
-    sampler: Annotated[str, Key(choice("default", "exhaustive", "random", "tpe"), "who asks for candidates")] = (
-        "default"
-    )
+    sampler: Annotated[
+        str, Key(choice("default", "tpe", "gp", "cmaes", "random", "exhaustive"), "who asks for candidates")
+    ] = "default"
     seed: Annotated[int, Key(integer(low=0), "of everything that is random")] = 0
     threshold: Annotated[
         float, Key(number(above=0, high=1), "similarity above which two candidates share a bucket")
