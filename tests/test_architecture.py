@@ -22,6 +22,7 @@ PACKAGE = ROOT / "tunefarm"
 HOUSE = """
     errors
     will
+    address
     frozen
     config
     problem
@@ -80,6 +81,7 @@ HOUSE = """
     search.decisions
     search.crown            numpy*
     search.transfer         numpy*
+    search.mirror           optuna* sqlalchemy
     search.search
 
     schedule

@@ -72,7 +72,7 @@ search: {sampler: tpe, seed: 7, threshold: 0.9, batch: 4}
 budget: {trials: 1e2, gpu_held_s: 60, wall_s: 1.5e2}
 accept: {rtol: 1e-3, atol: 1e-5, min_gain: 0.02, same_bits: no}
 timer: cold
-tracking: {uri: "sqlite:///mlflow.db", experiment: demo}
+tracking: {uri: "sqlite:///mlflow.db", experiment: demo, optuna_storage: "sqlite:///optuna.db"}
 export: packs/softmax.json
 """
 
@@ -117,7 +117,7 @@ def test_values_are_frozen(write):
 
 def test_digest_is_of_what_changes_results(write):
     digest = load_experiment(write(FULL)).digest
-    same = FULL.replace("export: packs/softmax.json", "export: other.json").replace("mlflow.db", "other.db")
+    same = FULL.replace("export: packs/softmax.json", "export: other.json").replace("sqlite:///", "sqlite:///x/")
     assert load_experiment(write("# comment\n" + same)).digest == digest
     for old, new in (
         ("seed: 7", "seed: 8"), ("[1, 2]", "[2, 1]"), ("<= LIMIT", "< LIMIT"), ("4096", "2048"), ("0.02", "0.03"),

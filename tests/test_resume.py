@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from farm import children, events, measured, running, tunefarm, wait_until, write_experiment, write_landscape
 
@@ -108,3 +109,79 @@ def test_ctrl_c_ends_in_one_line_that_says_how_to_go_on(folder: Path, store: Pat
     assert again.returncode == 0, again.stderr
     found = measured(folder / LEDGER)
     assert len(found) == len(set(found))
+
+
+# ---- the Optuna storage that mirrors it ----
+
+MIRRORED = (*ARGUMENTS, "--optuna-storage", "sqlite:///optuna.db")
+
+
+def mirrored(folder: Path) -> dict[str, list[Any]]:
+    """Trials of the studies in the storage, by the studies' names."""
+    storage = optuna.storages.RDBStorage(f"sqlite:///{folder}/optuna.db")
+    try:
+        names = optuna.get_all_study_names(storage)
+        return {name: optuna.load_study(study_name=name, storage=storage).trials for name in names}
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+def told(trials: list[Any]) -> list[Any]:
+    return sorted((t.user_attrs["candidate"], t.user_attrs["attempt"], t.state.name, t.value) for t in trials)
+
+
+def test_a_killed_sweep_s_mirror_is_brought_up_to_date(folder: Path, store: Path) -> None:
+    """It holds what that of a calm sweep does, each trial once; a mirror begun late holds the same."""
+    with running(*MIRRORED, folder=folder, store=store) as process:
+        assert wait_until(lambda: len(measured(folder / LEDGER)) >= 24 or process.poll() is not None)
+        assert process.poll() is None, "too fast to be killed"
+        process.send_signal(signal.SIGKILL)
+    last = tunefarm(*MIRRORED, folder=folder, store=store)
+    assert last.returncode == 0, last.stderr
+    assert json.loads(last.stdout)["notices"] == []
+    assert json.loads(last.stdout)["optuna_storage"] == "sqlite:///optuna.db"
+    killed = {name: told(trials) for name, trials in mirrored(folder).items()}
+    assert sorted(killed) == ["fill/fill sm_90 1000 fp32", "fill/fill sm_90 4096 fp32"]
+    tried = {
+        (e["study"], e["config"]) for e in [*events(folder / LEDGER, "measured"), *events(folder / LEDGER, "failed")]
+    }
+    assert sum(map(len, killed.values())) == len(tried)
+    (folder / "optuna.db").unlink()
+    late = tunefarm(*MIRRORED, folder=folder, store=store)
+    assert late.returncode == 0, late.stderr
+    assert {name: told(trials) for name, trials in mirrored(folder).items()} == killed
+
+
+def test_an_edited_space_is_mirrored_as_another_study(folder: Path, store: Path) -> None:
+    first = tunefarm(*MIRRORED, folder=folder, store=store)
+    assert first.returncode == 0, first.stderr
+    before = mirrored(folder)
+    write_experiment(folder, **{**SLOW, "space": {**SLOW["space"], "num_warps": [1, 2, 4]}})
+    second = tunefarm(*MIRRORED, folder=folder, store=store)
+    assert second.returncode == 0, second.stderr
+    (notice,) = json.loads(second.stdout)["notices"]
+    assert (
+        "holds studies of other spaces or sweeps: fill/fill sm_90 1000 fp32 (2), fill/fill sm_90 4096 fp32 (2)"
+        in notice
+    )
+    after = mirrored(folder)
+    assert len(after) == 4
+    assert all(told(after[name]) == told(trials) for name, trials in before.items())
+    assert {t.params["num_warps"] for t in after["fill/fill sm_90 1000 fp32 (2)"]} <= {1, 2, 4}
+
+
+def test_a_storage_that_is_lost_stops_no_sweep(folder: Path, store: Path) -> None:
+    """One notice names it and the remedy, without the password that it may hold; nor does the ledger hold one."""
+    calm = tunefarm(*ARGUMENTS, "--sweeps", "calm", folder=folder, store=store)
+    (folder / "packs/fill.json").unlink()
+    lost = "sqlite:///kernels.py/optuna.db?password=hunter2"
+    done = tunefarm(*ARGUMENTS, "--optuna-storage", lost, folder=folder, store=store)
+    assert done.returncode == 0, done.stderr
+    assert winners(done.stdout) == winners(calm.stdout)
+    (notice,) = json.loads(done.stdout)["notices"]
+    assert notice.startswith(
+        "Optuna storage sqlite:///kernels.py/optuna.db?password=*** lacks fill sm_90 1000 fp32, fill "
+    )
+    assert "the same command fills it in from the ledger" in notice
+    assert "hunter2" not in done.stdout + done.stderr + (folder / LEDGER).read_text()

@@ -7,7 +7,7 @@ story of a study reads from top to bottom while a sweep runs many of them side b
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,6 +47,7 @@ class Contest:
         best_ms: best median after each measured candidate, for people.
         tally: what it costs, and what the meter wants people to know.
         finals: its end, once it is reached.
+        show: told how the trials stand after each batch.
     """
 
     experiment: Experiment
@@ -59,6 +60,7 @@ class Contest:
     best_ms: list[float] = field(default_factory=list)
     tally: Tally = field(init=False)
     finals: Finals | None = None
+    show: Callable[[Sequence[Trial]], None] = lambda trials: None
     _built: dict[Config, Built] = field(default_factory=dict)
     _spent: str = ""
 
@@ -172,6 +174,7 @@ class Contest:
                     assert answer.failure is not None
                     decisions = search.tell(request.number, (answer.outcome, answer.failure))
                 self.minutes.decided(decisions, search.trials)
+            self.show(search.trials)
 
     def _yardsticks(self, search: StudySearch) -> set[int]:
         """Candidates whose outputs the others' are compared with."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tunefarm.device import Device
-from tunefarm.trial import Trial
+from tunefarm.study import Study
+from tunefarm.trial import Trial, Winner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,18 @@ class Sampler(Protocol):
 
     def tell(self, trial: Trial) -> None:
         """Learns how an asked candidate stands; a later word on the same candidate replaces the earlier one."""
+        ...
+
+
+class Mirror(Protocol):
+    """Shows studies to people as they go on; never raises because of the place where it does."""
+
+    def show(self, study: Study, trials: Sequence[Trial], winner: Winner | None = None) -> None:
+        """Shows how a study stands, and returns at once: all its trials by number, and in the end its winner."""
+        ...
+
+    def close(self, timeout_s: float = 30.0) -> list[str]:
+        """Writes what is left, in so many seconds at most; returns what people should know of what was not."""
         ...
 
 

@@ -4,12 +4,14 @@ plan       studies and candidates                       plan.py
 contests   build, explore, finals, crown: one a study   contest.py and finals.py, over bench and search; unify.py
 dispatch   who works on what                            dispatch.py, over schedule and fleet
 record     every step in the ledger; MLflow mirrors     record
+           it, and an Optuna storage its trials         search.mirror
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from tunefarm.bench.meter import Answers
@@ -24,7 +26,7 @@ from tunefarm.plan import Call, PlannedStudy, located
 from tunefarm.record.memo import Memo
 from tunefarm.record.tracking import Tracker
 from tunefarm.schedule.events import Job
-from tunefarm.seams import Ledger
+from tunefarm.seams import Ledger, Mirror
 from tunefarm.search.transfer import Past
 from tunefarm.spec.experiment import Resolved
 from tunefarm.study import StudyResult
@@ -78,6 +80,7 @@ class Sweep:
         num_builders: build workers, to judge whether all can be compiled beforehand.
         incumbents: configs of an earlier pack, by study key.
         pasts: what is known of the kernel from elsewhere.
+        mirror: where people see the trials of a study as it goes on.
     """
 
     def __init__(
@@ -94,7 +97,9 @@ class Sweep:
         num_builders: int,
         incumbents: dict[str, Config] | None = None,
         pasts: Sequence[Past] = (),
+        mirror: Mirror | None = None,
     ) -> None:
+        self._mirror = mirror
         self._dispatch, self._board, self._tracker, self._watcher = dispatch, board, tracker, watcher
         self._experiment = resolved.experiment
         missing = self._missing(planned)
@@ -111,6 +116,9 @@ class Sweep:
             )
             for study in planned
         ]
+        if mirror is not None:
+            for contest in self.contests:
+                contest.show = partial(mirror.show, contest.planned.study)
         self._desks: list[_Desk] = []
         self._parked: list[_Desk] = []
         self._in_finals = False
@@ -163,6 +171,8 @@ class Sweep:
 
     def _tell(self, contest: Contest, result: StudyResult) -> None:
         self._tracker.study(result, contest.best_ms)
+        if self._mirror is not None and result.source:
+            self._mirror.show(result.study, result.trials, result.winner)
         self._watcher.ended(result)
 
     def _play(self, parts: Sequence[tuple[Contest, Steps]]) -> list[Any]:

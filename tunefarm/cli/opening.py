@@ -170,6 +170,27 @@ def check_output(path: Path) -> None:
         raise UserError("cannot be written", file=str(path), hint="name a file in a folder you may write to")
 
 
+def optuna_storage(flag: str | None, experiment: Experiment) -> str:
+    """The Optuna storage that mirrors the studies: the flag's word, then the experiment's; empty for none.
+
+    Raises:
+        SpecError: Optuna cannot write to such a one, whatever its state.
+    """
+    from tunefarm.plan import located
+
+    written = experiment.tracking.optuna_storage
+    storage = flag or written
+    if storage in ("", "none"):
+        return ""
+    from tunefarm.search.mirror import check_storage
+
+    try:
+        check_storage(storage)
+    except SpecError as e:
+        raise (e if flag else located(e, experiment)) from None
+    return storage
+
+
 def tracking_uri(flag: str | None, experiment: Experiment) -> str:
     """The MLflow URI: the flag's word, then the experiment's, then the environment's, then a local database.
 

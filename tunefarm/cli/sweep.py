@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tunefarm.address import public
 from tunefarm.cli.opening import FleetKind, MeterKind
 from tunefarm.errors import TunefarmError
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tunefarm.pack import Pack
     from tunefarm.plan import PlannedStudy
     from tunefarm.record.ledger import FileLedger
-    from tunefarm.seams import Fleet
+    from tunefarm.seams import Fleet, Mirror
     from tunefarm.search.transfer import Past
     from tunefarm.spec.experiment import Resolved
     from tunefarm.study import StudyResult
@@ -38,6 +39,7 @@ class _Order:
     ledger: Path
     fresh: bool
     tracking: str
+    optuna_storage: str
     store: Path
 
 
@@ -50,6 +52,9 @@ def sweep(
     sweeps: Annotated[Path, typer.Option(help="Folder of the ledgers.")] = Path("sweeps"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what earlier sweeps of this name measured.")] = False,
     tracking: Annotated[str | None, typer.Option(help="MLflow URI, or `none`.", show_default=False)] = None,
+    optuna_storage: Annotated[
+        str | None, typer.Option(help="Optuna storage to mirror the studies in, or `none`.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document at the end.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
@@ -67,6 +72,7 @@ def sweep(
     order = _Order(
         resolved=resolved, meter=meter, fresh=fresh, tracking=opening.tracking_uri(tracking, resolved.experiment),
         ledger=sweeps / resolved.experiment.name / "ledger.jsonl", store=store_folder(),
+        optuna_storage=opening.optuna_storage(optuna_storage, resolved.experiment),
     )  # fmt: skip
     use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
     planned = _plan(order, [], complete=not use_gpu)
@@ -193,7 +199,7 @@ def _compete(
         order.tracking,
         Origin(
             workload=spec.tracking.experiment or resolved.workload.name, experiment=spec.name,
-            sweep_id=ledger.sweep_id, digest=spec.digest, command=" ".join(["tunefarm", *sys.argv[1:]]),
+            sweep_id=ledger.sweep_id, digest=spec.digest, command=public(" ".join(["tunefarm", *sys.argv[1:]])),
             toolchain=toolchain(), checked=resolved.workload.reference is not None,
         ),
     )  # fmt: skip
@@ -203,10 +209,11 @@ def _compete(
     pasts = _pasts(resolved, planned, (ledger.path, *spec.search.learn_from), ledger.conditions)
     if pasts:
         progress.say(f"learning from {len(pasts)} earlier studies of {resolved.workload.signature.kernel}")
+    mirror = _mirror(order, ledger)
     competition = Sweep(
         resolved, planned, dispatch=dispatch, board=board, ledger=ledger, memo=ledger.memo(), tracker=tracker,
         watcher=progress, num_builders=sum(w.role == "build" for w in workers.workers),
-        incumbents=_incumbents(_earlier_pack(spec.export), planned), pasts=pasts,
+        incumbents=_incumbents(_earlier_pack(spec.export), planned), pasts=pasts, mirror=mirror,
     )  # fmt: skip
     status, patience_s = "FAILED", 60.0
     try:
@@ -218,16 +225,16 @@ def _compete(
         status, patience_s = "KILLED", 3.0
         raise
     finally:
-        unwritten = tracker.close(status=status, timeout_s=patience_s)
+        untold = [f"not in MLflow: {label}" for label in tracker.close(status=status, timeout_s=patience_s)]
+        untold += mirror.close(patience_s) if mirror is not None else []
     startup_s = sum(contest.tally.startup_s for contest in competition.contests)
     facts = {
         "compiled": board.num_compiled, "from_store": board.num_from_store,
         "build_s": round(board.build_s, 2), "gpu_held_s": round(dispatch.held_s - startup_s, 2),
         "gpu_startup_s": round(startup_s, 2),
         "compiled_by_measuring": sum(r.num_compiled for r in results), "ledger": str(ledger.path),
-        "tracking": order.tracking,
-        "notices": [*competition.notices, *(f"not in MLflow: {label}" for label in unwritten), *_left_out(results)],
-        "pack": "",
+        "tracking": public(order.tracking), "optuna_storage": public(order.optuna_storage),
+        "notices": [*competition.notices, *untold, *_left_out(results)], "pack": "",
     }  # fmt: skip
     try:
         facts["pack"] = _export(resolved, results, ledger)
@@ -235,6 +242,24 @@ def _compete(
         # The results are shown first: they are worth more than the file.
         facts["failed"] = e
     return results, facts
+
+
+def _mirror(order: _Order, ledger: FileLedger) -> Mirror | None:
+    if not order.optuna_storage:
+        return None
+    from tunefarm.document import digest
+    from tunefarm.search.mirror import Owner, StorageMirror
+
+    spec = order.resolved.experiment
+    # What was measured before under other conditions, or before `--fresh`, is of another edition.
+    num_fresh = sum(event["event"] == "fresh" for event in ledger.events())
+    return StorageMirror(
+        order.optuna_storage,
+        Owner(
+            experiment=spec.name, sweep_id=ledger.sweep_id, edition=digest([ledger.conditions, num_fresh]),
+            seed=spec.search.seed,
+        ),
+    )  # fmt: skip
 
 
 def _pasts(
@@ -341,6 +366,8 @@ def _print_closing(results: Sequence[StudyResult], facts: dict[str, Any], *, qui
             f"by the measuring process: {facts['compiled_by_measuring']}"
         )
     lines += [f"wall     {facts['wall_s']:.1f} s", f"ledger   {facts['ledger']}", f"MLflow   {facts['tracking']}"]
+    if facts["optuna_storage"]:
+        lines.append(f"Optuna   {facts['optuna_storage']}")
     lines.append(f"pack     {facts['pack'] or 'none'}" + (", replayed" if replayed and facts["pack"] else ""))
     lines += [f"note     {notice}" for notice in facts["notices"]]
     out.print("\n".join(lines), markup=False)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from tunefarm.address import public
 from tunefarm.errors import InfrastructureError, SpecError
 from tunefarm.frozen import FrozenMap
 from tunefarm.record.card import COSTS, MAX_TEXT, Card, card
@@ -128,12 +129,12 @@ def check_uri(uri: str) -> None:
     remedy = f"use a database such as {DEFAULT_URI}, the address of an MLflow server, or `none`"
     if scheme == "file":
         raise SpecError(
-            f"{uri!r} is a folder, and MLflow no longer keeps runs in folders",
+            f"{public(uri)!r} is a folder, and MLflow no longer keeps runs in folders",
             key="tracking.uri",
             hint=f"{remedy}; `mlflow migrate-filestore` moves old runs to a database",
         )
     if scheme not in _DATABASES + _SERVERS:
-        raise SpecError(f"{uri!r} is nothing MLflow can write to", key="tracking.uri", hint=remedy)
+        raise SpecError(f"{public(uri)!r} is nothing MLflow can write to", key="tracking.uri", hint=remedy)
     if importlib.util.find_spec("mlflow") is None:
         raise SpecError(
             "MLflow is not installed", key="tracking.uri", hint="pip install 'tunefarm[client]', or use `none`"
@@ -154,7 +155,7 @@ def check_server(uri: str, timeout_s: float = 5.0) -> None:
         socket.create_connection((parts.hostname, port), timeout_s).close()
     except OSError as e:
         raise InfrastructureError(
-            f"no MLflow server at {uri}: {e}", hint="start it, or sweep with `--tracking none`"
+            f"no MLflow server at {public(uri)}: {e}", hint="start it, or sweep with `--tracking none`"
         ) from None
 
 
@@ -195,7 +196,7 @@ class MlflowTracker:
         if left or self._error or self._thread.is_alive():
             why = self._error or f"not done after {timeout_s:.0f} s"
             what = f"{len(left)} studies ({', '.join(left[:5])}{', ...' if left[5:] else ''})" if left else "the totals"
-            log.warning("MLflow at %s lacks %s of this sweep: %s. The ledger has it all.", self._uri, what, why)
+            log.warning("MLflow at %s lacks %s of this sweep: %s. The ledger has it all.", public(self._uri), what, why)
         return left
 
     def _write(self) -> None:
@@ -221,8 +222,8 @@ class MlflowTracker:
             act()
         except Exception as e:  # whatever MLflow, a database driver or the network raises: the sweep goes on
             level = logging.DEBUG if self._error else logging.WARNING
-            self._error = (str(e).splitlines() or [repr(e)])[0]
-            log.log(level, "MLflow at %s: %s", self._uri, self._error)
+            self._error = public((str(e).splitlines() or [repr(e)])[0])
+            log.log(level, "MLflow at %s: %s", public(self._uri), self._error)
             return False
         return True
 

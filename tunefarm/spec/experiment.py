@@ -73,7 +73,7 @@ class Experiment:
     timer: Annotated[
         str, Key(TIMER, "cold: L2 is flushed before each sample; hot: it is not; graph: launches replayed from a graph")
     ] = "cold"
-    tracking: Annotated[Tracking, Key(section(Tracking), "where MLflow keeps the sweep")] = field(
+    tracking: Annotated[Tracking, Key(section(Tracking), "where people find the sweep")] = field(
         default_factory=Tracking
     )
     export: Annotated[str, Key(text(), "path of the pack, relative to the current directory")] = ""

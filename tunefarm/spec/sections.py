@@ -154,10 +154,13 @@ class Accept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracking:
-    """Where MLflow keeps the sweep; its fields are described by their keys."""
+    """Where people find the sweep; its fields are described by their keys."""
 
     uri: Annotated[str, Key(text(), "MLflow tracking URI")] = ""
     experiment: Annotated[str, Key(text(), "name of the MLflow experiment")] = ""
+    optuna_storage: Annotated[
+        str, Key(text(), "Optuna storage that mirrors the studies: journal:FILE, sqlite:///FILE or a database's URL")
+    ] = ""
 
 
 def _shown(value: object) -> str:

@@ -1,0 +1,188 @@
+"""Storages for the Optuna mirror that are locked, lost, damaged or none, and one on a server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from mirrored import NAME, OWNER, STUDY, lives, mirror, opened, shown, trials
+
+from tunefarm.errors import SpecError
+from tunefarm.search.mirror import StorageMirror, check_storage
+
+# ---- storages that cannot be written ----
+
+
+def test_a_locked_database_costs_one_notice_and_is_filled_in_once_it_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tunefarm.search.mirror.WAIT_S", 3)
+    storage = f"sqlite:///{tmp_path}/optuna.db"
+    mirror(storage, trials(1))
+    with closing(sqlite3.connect(tmp_path / "optuna.db")) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        it = StorageMirror(storage, OWNER)
+        began = time.monotonic()
+        it.show(STUDY, trials(2))
+        it.show(STUDY, trials())
+        assert time.monotonic() - began < 1.0
+        (notice,) = it.close(timeout_s=40)
+    assert f"Optuna storage {storage} lacks softmax sm_90 8192x4096 bf16: " in notice
+    assert "database is locked" in notice
+    assert "the same command fills it in from the ledger" in notice
+    assert len(shown(storage).trials) == 1
+    assert mirror(storage, trials()) == []
+    assert len(shown(storage).trials) == 3
+
+
+def test_a_database_that_is_free_again_in_time_needs_no_notice(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/optuna.db"
+    mirror(storage, trials(1))
+    with closing(sqlite3.connect(tmp_path / "optuna.db")) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        it = StorageMirror(storage, OWNER)
+        it.show(STUDY, trials())
+        time.sleep(0.5)
+    assert it.close() == []
+    assert len(shown(storage).trials) == 3
+
+
+def test_a_storage_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/optuna.db"
+    mirror(storage, trials(1))
+    with closing(sqlite3.connect(tmp_path / "optuna.db")) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        it = StorageMirror(storage, OWNER)
+        it.show(STUDY, trials())
+        began = time.monotonic()
+        (notice,) = it.close(timeout_s=0.2)
+        assert time.monotonic() - began < 5.0
+    assert "no answer within 0 s" in notice
+
+
+@pytest.mark.parametrize("form", ["journal:{}", "sqlite:///{}"])
+def test_a_path_that_cannot_be_written_costs_one_notice(tmp_path: Path, form: str) -> None:
+    (tmp_path / "file").write_text("no folder")
+    storage = form.format(tmp_path / "file" / "optuna")
+    (notice,) = mirror(storage, trials())
+    assert notice.startswith(f"Optuna storage {storage} lacks softmax sm_90 8192x4096 bf16: ")
+    assert "file" in notice.split("bf16: ")[1]
+
+
+def test_a_journal_that_was_damaged_or_lost_costs_one_notice_or_none(tmp_path: Path) -> None:
+    storage = f"journal:{tmp_path}/optuna.log"
+    mirror(storage, trials(1))
+    path = tmp_path / "optuna.log"
+    good = path.read_bytes()
+    path.write_bytes(b"not a journal\n" + good)
+    (notice,) = mirror(storage, trials())
+    assert notice.startswith(f"Optuna storage {storage} lacks ")
+    path.unlink()
+    assert mirror(storage, trials()) == []
+    assert len(shown(storage).trials) == 3
+
+
+def test_a_lock_that_a_dead_driver_left_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named relative to the current directory: Optuna's lock is a link, which would lead nowhere then."""
+    monkeypatch.setattr("tunefarm.search.mirror.WAIT_S", 3)
+    monkeypatch.chdir(tmp_path)
+    mirror("journal:new/optuna.log", trials(1))
+    os.symlink(tmp_path / "new" / "optuna.log", tmp_path / "new" / "optuna.log.lock")
+    assert mirror("journal:new/optuna.log", trials()) == []
+    assert len(shown("journal:new/optuna.log").trials) == 3
+
+
+def test_no_password_is_ever_shown() -> None:
+    """Whether or not a driver is installed; nobody listens on that port."""
+    (notice,) = mirror("postgresql://me:hunter2@127.0.0.1:1/tuning", trials())
+    assert "postgresql://me:***@127.0.0.1:1/tuning" in notice
+    assert "hunter2" not in notice
+
+
+# ---- what is refused beforehand ----
+
+
+@pytest.mark.parametrize("storage", ["journal:optuna.log", "sqlite:///optuna.db", "sqlite:////tmp/optuna.db"])
+def test_files_are_welcome_wherever_they_are(storage: str) -> None:
+    check_storage(storage)
+
+
+@pytest.mark.parametrize(
+    ("storage", "says"),
+    [
+        ("journal:", r"names no file \(write journal:FILE, sqlite:///FILE"),
+        ("optuna.db", r"'optuna.db' is nothing Optuna can write to \(write journal:FILE"),
+        ("redis://me:hunter2@host", r"'redis://me:\*\*\*@host' is nothing Optuna can write to"),
+        ("postgres://host/db", r"is nothing Optuna can write to \(.*postgresql://user@host/name\)"),
+        ("postgresql://me:hunter2@host:port/db", r"'postgresql://me:\*\*\*@host:port/db' is nothing"),
+        ("sqlite://", r"in memory mirrors nothing \(name a file: sqlite:///optuna.db\)"),
+        ("sqlite:///:memory:", r"in memory mirrors nothing"),
+    ],
+)
+def test_what_names_no_storage_is_refused_with_the_remedy(storage: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says) as caught:
+        check_storage(storage)
+    assert caught.value.key == "tracking.optuna_storage"
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_driver_that_is_not_installed_is_said_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg2", None)
+    with pytest.raises(
+        SpecError, match=r"postgresql\+psycopg2://h/d: psycopg2 is not installed \(pip install psycopg2\)"
+    ):
+        check_storage("postgresql+psycopg2://h/d")
+
+
+# ---- Postgres ----
+
+
+@pytest.fixture
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of our own, on a socket in a temporary folder."""
+    pytest.importorskip("psycopg", reason="Postgres: the driver psycopg is not installed")
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    initdb = shutil.which("initdb") or (str(found[-1]) if found else None)
+    if initdb is None:
+        pytest.skip("Postgres: no server is installed")
+    folder = tmp_path_factory.mktemp("pg")
+    user = {}
+    if os.getuid() == 0:  # a server refuses to be root's
+        user = {"user": "nobody"}
+        shutil.chown(folder, "nobody")
+        for parent in folder.parents[:3]:
+            parent.chmod(0o755)
+    pg_ctl = str(Path(initdb).with_name("pg_ctl"))
+    data = str(folder / "data")
+    quiet: dict[str, Any] = {"check": True, "stdout": subprocess.DEVNULL, "cwd": folder, **user}
+    subprocess.run([initdb, "-D", data, "-U", "me", "-A", "trust", "-N"], **quiet)
+    options = f"-k {folder} -c listen_addresses='' -c fsync=off"
+    subprocess.run([pg_ctl, "-D", data, "-l", str(folder / "log"), "-w", "-o", options, "start"], **quiet)
+    try:
+        yield f"postgresql+psycopg://me:hunter2@/postgres?host={folder}"
+    finally:
+        subprocess.run([pg_ctl, "-D", data, "-m", "immediate", "stop"], **quiet)
+
+
+def test_postgres_is_a_storage_like_any_other(postgres: str) -> None:
+    check_storage(postgres)
+    assert mirror(postgres, trials(1)) == []
+    assert mirror(postgres, trials(2), trials()) == []
+    there = opened(postgres)
+    assert len(lives(optuna.load_study(study_name=NAME, storage=there))) == 3
+    there.remove_session()
+    there.engine.dispose()
+    (notice,) = mirror(postgres, trials(), owner=replace(OWNER, edition="2"))
+    assert f"{NAME} (2)" in notice
+    assert "hunter2" not in notice
