@@ -15,7 +15,7 @@ from farm import wait_until
 from mirrored import FAILURE, NAME, OWNER, STUDY, WINNER, State, config, lives, mirror, opened, shown, timed, trials
 
 from tunefarm.search.mirror import StorageMirror
-from tunefarm.trial import FINAL, Outcome, Trial
+from tunefarm.trial import FINAL, PREPARE, Outcome, Trial
 
 
 @pytest.fixture(params=["journal", "sqlite"])
@@ -93,6 +93,20 @@ def test_a_finalist_that_fails_after_all_has_a_second_trial(storage: str) -> Non
     mirror(storage, trials(1))
     mirror(storage, [late, *trials(1)[1:]])
     assert lives(shown(storage)) == [(0, 0, "ok", State.COMPLETE), (0, 1, "wrong_result", State.FAIL)]
+
+
+def test_what_befell_the_whole_problem_or_was_merged_is_no_trial(storage: str) -> None:
+    """The next sweep measures the one, and nobody the other."""
+    befallen = replace(FAILURE, stage=PREPARE)
+    word = [
+        replace(trials()[0], outcome=Outcome.DEVICE_OOM, failure=befallen, measurements=()),
+        replace(trials()[1], outcome=Outcome.MERGED, merged_into=0, measurements=()),
+        *trials()[2:],
+    ]
+    mirror(storage, word)
+    assert lives(shown(storage)) == [(2, 0, "out_of_resources", State.FAIL)]
+    mirror(storage, [trials()[0], *word[1:]])
+    assert lives(shown(storage))[1:] == [(0, 0, "ok", State.COMPLETE)]
 
 
 def test_what_a_dead_driver_left_running_is_ended_and_tried_anew(storage: str) -> None:

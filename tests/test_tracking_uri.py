@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tunefarm.errors import SpecError
-from tunefarm.record.tracking import Origin, check_uri, open_tracker
+from tunefarm.errors import InfrastructureError, SpecError
+from tunefarm.record.tracking import Origin, check_server, check_uri, open_tracker
 
 pytest.importorskip("mlflow")
 
@@ -20,6 +20,14 @@ def test_a_folder_is_refused_before_anything_is_measured(uri: str) -> None:
 def test_a_uri_of_nothing_known_is_refused() -> None:
     with pytest.raises(SpecError, match=r"tracking\.uri.*'ftp://x' is nothing MLflow can write to"):
         open_tracker("ftp://x", Origin(workload="w", experiment="e", sweep_id="s"))
+
+
+def test_a_password_is_not_shown() -> None:
+    with pytest.raises(SpecError, match=r"'ftp://me:\*\*\*@x' is nothing") as caught:
+        check_uri("ftp://me:hunter2@x")
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(InfrastructureError, match=r"no MLflow server at http://me:\*\*\*@127\.0\.0\.1:1: "):
+        check_server("http://me:hunter2@127.0.0.1:1")
 
 
 @pytest.mark.parametrize(

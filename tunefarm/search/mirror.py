@@ -29,7 +29,7 @@ from tunefarm.errors import SpecError
 from tunefarm.search.hints import Distributions, distributions
 from tunefarm.search.rungs import LAST
 from tunefarm.study import Study
-from tunefarm.trial import FAILURES, FINAL, Outcome, Trial, Winner, describe
+from tunefarm.trial import FAILURES, FINAL, PREPARE, Outcome, Trial, Winner, describe
 
 KEY = "tracking.optuna_storage"
 JOURNAL = "journal:"
@@ -299,7 +299,9 @@ def _explored_ms(trial: Trial) -> dict[int, float]:
 def _has_ended(trial: Trial) -> bool:
     if trial.outcome is Outcome.OK:
         return max(_explored_ms(trial), default=-1) >= LAST
-    return trial.outcome is Outcome.PRUNED or trial.outcome in FAILURES
+    # What befell the whole problem is no candidate's fault, and the next sweep tries again.
+    befallen = trial.failure is not None and trial.failure.stage == PREPARE
+    return not befallen and (trial.outcome is Outcome.PRUNED or trial.outcome in FAILURES)
 
 
 def _frozen(trial: Trial, life: int, space: dict[str, Any]) -> FrozenTrial:
