@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ THRESHOLD = 0.8
 
 NUM_REPRESENTATIVES = 3
 """Fewer, or spilling ones, throw away buckets that hold the best config."""
+
+NUM_FIRST, MOST_FIRST = 8, 16
+"""Representatives measured before the surrogate takes over, the default among them: in a small space, and at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +77,14 @@ def group(
         first = sorted(members, key=lambda i: _spills(builds, i))[:NUM_REPRESENTATIVES]
         buckets.append(Bucket(number=len(buckets), members=members, representatives=tuple(first)))
     return tuple(buckets)
+
+
+def num_first(num_candidates: int) -> int:
+    """Representatives to measure before the surrogate takes over: more in a space of thousands, where eight see little.
+
+    A quarter of the square root of the candidates, from `NUM_FIRST` to `MOST_FIRST`.
+    """
+    return min(MOST_FIRST, max(NUM_FIRST, round(math.sqrt(num_candidates) / 4)))
 
 
 def cover(points: Vectors, buckets: Sequence[Bucket], num: int) -> list[int]:

@@ -14,7 +14,8 @@ from tunefarm.search.rungs import RUNGS
 from tunefarm.trial import FAILURES, PREPARE, Failure, Outcome, Trial, describe
 
 CLOSING_SIGMAS = 3.0
-"""A bucket closes when even this many standard deviations better than expected, its best member loses."""
+"""A bucket closes when even this many standard deviations better than expected, its best member loses. Where one of
+the times known was a greater surprise than that, it takes as many as that was: see `Outlook.wary`."""
 
 CLOSING_RATIO, CLOSING_CLEAN = 1.5, 3
 """A bucket also closes when so many members without spills are all slower than this multiple of the incumbent."""
@@ -118,10 +119,11 @@ def closing(
         if (time_ms := trial.median_ms) is not None and not (trial.build and trial.build.spills)
     ]
     ratio = CLOSING_RATIO if trusting else THOROUGH_RATIO
+    sigmas = outlook.wary(CLOSING_SIGMAS)
     if len(clean) >= CLOSING_CLEAN and min(clean) > ratio:
         evidence = f"{len(clean)} members measured, the fastest at {min(clean):.2f}x the incumbent"
-    elif trusting and (bound := float(outlook.bound(CLOSING_SIGMAS)[list(open_numbers)].min())) > 1.0:
-        evidence = f"its best open member is at {bound:.2f}x the incumbent or slower ({CLOSING_SIGMAS} sigma)"
+    elif trusting and (bound := float(outlook.bound(sigmas)[list(open_numbers)].min())) > 1.0:
+        evidence = f"its best open member is at {bound:.2f}x the incumbent or slower ({sigmas:.1f} sigma)"
     else:
         return None
     reason = f"{evidence}; {len(open_numbers)} of {len(bucket.members)} members left unmeasured"
@@ -132,7 +134,7 @@ def plausible_gain(outlook: Outlook, open_numbers: Sequence[int]) -> float:
     """Fraction of the incumbent's time that the most hopeful open candidate could plausibly save; 0 without one."""
     if not open_numbers:
         return 0.0
-    return max(0.0, 1.0 - float(outlook.bound(STOPPING_SIGMAS)[list(open_numbers)].min()))
+    return max(0.0, 1.0 - float(outlook.bound(outlook.wary(STOPPING_SIGMAS))[list(open_numbers)].min()))
 
 
 def hopeless(trials: Sequence[Trial]) -> str:

@@ -32,7 +32,7 @@ def tile_params(configs: Sequence[Config]) -> list[str]:
     """Names of the params that take powers of two only: the sides of the tile, whatever the kernel calls them."""
 
     def is_side(values: set[Value]) -> bool:
-        return all(isinstance(v, int) and not isinstance(v, bool) and v > 0 and v & (v - 1) == 0 for v in values)
+        return all(_is_size(v) and v & (v - 1) == 0 for v in values)
 
     names = sorted({name for config in configs for name in config.params})
     return [name for name in names if is_side({config.params.get(name) for config in configs})]
@@ -57,9 +57,10 @@ def features(
     """Standardised feature vectors of configs.
 
     Numeric params and options enter as their logarithm (as they are where zero or less occurs), booleans as 0 and 1,
-    everything else one column per value; to these come tile volume and work per thread, with a problem which sides of
-    the tile span which of its sizes (a row that fits a block is another kernel than one that does not) and, with
-    builds, registers, spills and shared memory. A column that does not vary is left out.
+    everything else one column per value; to these come tile volume and work per thread, the powers of two that are in
+    sizes, with a problem which sides of the tile span which of its sizes (a row that fits a block is another kernel
+    than one that does not) and, with builds, registers, spills and shared memory. A column that does not vary is left
+    out.
 
     Args:
         configs: any number; all with the same names.
@@ -83,8 +84,25 @@ def config_columns(configs: Sequence[Config], builds: Sequence[Build | None] | N
     flats: list[Mapping[str, Value]] = [config.flat for config in configs]
     for name in sorted({name for flat in flats for name in flat}):
         columns += _columns([flat.get(name) for flat in flats])
-    columns += [np.log2(tile_volumes(configs)), np.log2(work_per_thread(configs))]
+    columns += [np.log2(tile_volumes(configs)), np.log2(work_per_thread(configs)), *_evenness(configs)]
     return columns + (_resources(builds) if builds is not None else [])
+
+
+def _evenness(configs: Sequence[Config]) -> list[Column]:
+    """For each param of whole sizes that are not all powers of two: the greatest power of two in each, as a logarithm.
+
+    Warps, sectors and banks come in powers of two: 112 is as unlike 128 as it is near.
+    """
+    columns: list[Column] = []
+    for name in sorted({name for config in configs for name in config.params}):
+        sizes = [size for config in configs if _is_size(size := config.params.get(name))]
+        if len(sizes) == len(configs) and any(size & (size - 1) for size in sizes):
+            columns.append([math.log2(size & -size) for size in sizes])
+    return columns
+
+
+def _is_size(value: Value) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def standardise(columns: Sequence[Column]) -> Vectors:

@@ -52,6 +52,10 @@ class Outlook:
         """Expected improvement of every candidate over the incumbent, as a fraction of its time."""
         return expected_improvement(self.mean, self.std, self.best)
 
+    def wary(self, sigmas: float) -> float:
+        """So many standard deviations, or as many as one of the known times has turned out better than expected."""
+        return max(sigmas, self._surrogate.surprise)
+
     def bound(self, sigmas: float) -> Vectors:
         """Time of every candidate over the incumbent's, when `sigmas` standard deviations better than expected."""
         return np.asarray(np.exp(self.mean - sigmas * self.std - self.best))

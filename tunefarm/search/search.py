@@ -18,7 +18,7 @@ from tunefarm.config import Config
 from tunefarm.device import Device
 from tunefarm.problem import Problem
 from tunefarm.search import decisions
-from tunefarm.search.buckets import THRESHOLD, Bucket, cover, group
+from tunefarm.search.buckets import THRESHOLD, Bucket, cover, group, num_first
 from tunefarm.search.crown import crown
 from tunefarm.search.decisions import NUM_ALIKE, Decision, Request
 from tunefarm.search.features import Vectors, features
@@ -37,9 +37,6 @@ Answer: TypeAlias = Measurement | tuple[Outcome, Failure]
 
 NUM_ENUMERATED = 24
 """Up to so many candidates are all measured; a surrogate would have nothing to save."""
-
-NUM_FIRST = 8
-"""Representatives measured before the surrogate takes over, the default among them."""
 
 NUM_THOROUGH = 160
 """Up to so many distinct candidates, all of them built, the default sampler trusts no expectation: buckets close on
@@ -288,7 +285,7 @@ class StudySearch:
         points, first = self._points, list[int]()
         if name == "default":
             points, first = self._transfer.apply(points, live, self._trials, with_builds=self._all_built)
-            first += cover(self._points, buckets, NUM_FIRST - len(first))
+            first += cover(self._points, buckets, num_first(len(self._configs)) - len(first))
         self._sampler = StudySampler(
             name=name,
             configs=self._configs,
@@ -361,7 +358,7 @@ class StudySearch:
             elif trial.rung < LAST:
                 self._promoted.append(Request(number=trial.number, rung=trial.rung + 1))
                 made.append(decisions.promoted(trial, best_ms, trial.rung + 1))
-        if self._sampler.name != "exhaustive" and self.num_tried >= NUM_FIRST:
+        if self._sampler.name != "exhaustive" and self.num_tried >= num_first(len(self._configs)):
             made += self._close_buckets(outlook)
             if not self._thorough:
                 self._consider_stopping(outlook)
