@@ -49,6 +49,21 @@ def test_each_gpu_of_a_ray_cluster_has_a_measuring_worker_that_says_what_it_is()
         fleet.close()
 
 
+def mark() -> None:
+    os.environ["WARMED_UP"] = "yes"
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_build_workers_of_a_ray_cluster_warm_up_before_their_first_job_and_nobody_else_does() -> None:
+    fleet = RayFleet(probe=a_device, warm=mark, num_measure=1)
+    try:
+        warmed = {w.name: run(fleet, partial(say, "WARMED_UP"), w.name) for w in fleet.workers}
+        assert warmed == {"measure-0": None} | {w.name: "yes" for w in fleet.workers if w.role == "build"}
+        assert len(warmed) > 1
+    finally:
+        fleet.close()
+
+
 @pytest.mark.usefixtures("ray_cluster")
 def test_more_than_a_ray_cluster_has_is_refused_at_once() -> None:
     """TF-104."""

@@ -145,6 +145,12 @@ def _step_back() -> None:
         _has_stepped_back = True
 
 
+def warm_up() -> None:
+    """Loads what building takes, which costs a process some seconds."""
+    import torch  # noqa: F401
+    import triton.compiler  # noqa: F401
+
+
 def probe() -> Device:
     """The GPU of this worker.
 

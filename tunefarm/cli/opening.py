@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunefarm.bench.build import launch_options, triton_version
-from tunefarm.bench.worker import probe
+from tunefarm.bench.worker import probe, warm_up
 from tunefarm.device import Device
 from tunefarm.errors import SpecError, UserError
 from tunefarm.seams import Fleet
@@ -89,7 +89,9 @@ def open_fleet(kind: FleetKind, address: str | None, *, use_gpu: bool, builders:
     if kind is FleetKind.RAY:
         from tunefarm.fleet.ray import RayFleet
 
-        return RayFleet(address, probe=probe if use_gpu else None, num_builders=builders)
+        if not use_gpu:
+            return RayFleet(address, num_builders=builders)
+        return RayFleet(address, probe=probe, warm=warm_up, num_builders=builders)
     from tunefarm.fleet.inline import InlineFleet
 
     if not use_gpu:

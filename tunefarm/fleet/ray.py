@@ -138,6 +138,8 @@ class RayFleet:
             is used and left running.
         probe: run on each measuring worker, which then holds one GPU, to learn its device. None for measuring
             workers that replay, and hold none.
+        warm: run on each build worker as soon as it is there: what loads there while the GPUs are learnt of need not
+            be waited for later.
         num_measure: measuring workers; one per GPU, or one that replays, if left out.
         num_builders: build workers; one per CPU if left out.
         startup_s: how long a process may take to come up.
@@ -152,6 +154,7 @@ class RayFleet:
         address: str | None = None,
         *,
         probe: Callable[[], Device] | None = None,
+        warm: Callable[[], None] | None = None,
         num_measure: int | None = None,
         num_builders: int | None = None,
         startup_s: float = 120.0,
@@ -168,10 +171,12 @@ class RayFleet:
                 num_measure = _fit(num_measure, num_gpus, "GPU")
             for number in range(num_measure):
                 self._add("measure", number, {"num_cpus": 0, "num_gpus": 0 if probe is None else 1})
+            for number in range(_fit(num_builders, num_cpus, "CPU")):
+                builder = self._add("build", number, {"num_cpus": 1})
+                if warm is not None:
+                    self.submit(warm, builder.name)
             if probe is not None:
                 self._introduce(probe)
-            for number in range(_fit(num_builders, num_cpus, "CPU")):
-                self._add("build", number, {"num_cpus": 1})
         except BaseException:
             self.close()
             raise
@@ -210,10 +215,11 @@ class RayFleet:
 
     def _introduce(self, probe: Callable[[], Device]) -> None:
         """Learns where the measuring workers are and which GPU each holds."""
-        answers = [self.submit(partial(_introduction, probe), worker.name) for worker in self._workers]
-        self._workers = [
+        meters = [worker for worker in self._workers if worker.role == "measure"]
+        answers = [self.submit(partial(_introduction, probe), worker.name) for worker in meters]
+        self._workers[: len(meters)] = [
             replace(worker, device=device, node=node)
-            for worker, (device, node) in zip(self._workers, [answer.result() for answer in answers], strict=True)
+            for worker, (device, node) in zip(meters, [answer.result() for answer in answers], strict=True)
         ]
 
 
