@@ -6,7 +6,7 @@ import pytest
 from tunefarm.config import Config
 from tunefarm.device import nominal
 from tunefarm.problem import Problem
-from tunefarm.search.buckets import NUM_REPRESENTATIVES, THRESHOLD, cover, group, similarity
+from tunefarm.search.buckets import NUM_REPRESENTATIVES, THRESHOLD, cover, group, num_first, similarity
 from tunefarm.search.features import features
 from tunefarm.search.prior import order
 from tunefarm.trial import Build
@@ -75,6 +75,11 @@ def test_cover_starts_with_the_most_promising_and_spreads_over_the_space():
 
     assert covered(chosen) > covered(ORDER[:8])
     assert len(cover(POINTS, buckets, 10_000)) == len(buckets)
+
+
+@pytest.mark.parametrize(("num_candidates", "num"), [(1, 8), (500, 8), (2000, 11), (4362, 16), (1_000_000, 16)])
+def test_large_spaces_have_more_representatives_but_never_many(num_candidates, num):
+    assert num_first(num_candidates) == num
 
 
 def test_cover_of_nothing():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tunefarm.search.outlook import CAP, FAILED, Outlook
-from tunefarm.search.surrogate import Surrogate, _erfc, expected_improvement
+from tunefarm.search.surrogate import Surrogate, _erfc, _matern, _squared, expected_improvement
 
 GRID = np.random.default_rng(0).standard_normal((400, 5))
 TRUTH = np.sin(GRID[:, 0]) + 0.3 * GRID[:, 1] ** 2 + 2.0
@@ -122,6 +122,33 @@ def test_bound_and_improvement_tell_the_hopeful_from_the_hopeless():
     assert view.improvement()[fast] > view.improvement()[slow] >= 0.0
     assert view.bound(2.0)[fast] < 1.1
     assert view.bound(2.0)[slow] > 1.5
+
+
+def test_a_needle_among_the_known_is_a_surprise_and_makes_wary():
+    values = TRUTH[KNOWN].copy()
+    plain = Surrogate(GRID, KNOWN, values, seed=0)
+    values[7] -= 5.0
+    needle = Surrogate(GRID, KNOWN, values, seed=0)
+    assert 0 < plain.surprise < 4 < needle.surprise
+    times_ms = {number: math.exp(value) for number, value in zip(KNOWN, values, strict=True)}
+    outlook = Outlook(GRID, times_ms, failed=(), seed=0)
+    assert outlook.wary(3.0) > 4
+    assert outlook.wary(99.0) == 99.0
+
+
+def test_surprise_is_what_leaving_one_out_gives():
+    surrogate = Surrogate(GRID, KNOWN, TRUTH[KNOWN], seed=0)
+    scales, noise, offset, unit = surrogate._scales, surrogate._noise, surrogate._offset, surrogate._unit
+    targets = (TRUTH[KNOWN] - offset) / unit
+    surprises = []
+    for out in KNOWN:
+        rest = [number for number in KNOWN if number != out]
+        covariance = _matern(_squared(GRID[rest], GRID[rest], scales)) + noise * np.eye(len(rest))
+        towards = _matern(_squared(GRID[rest], GRID[[out]], scales))[:, 0]
+        mean = towards @ np.linalg.solve(covariance, targets[rest])
+        variance = 1 + noise - towards @ np.linalg.solve(covariance, towards)
+        surprises.append((mean - targets[out]) / math.sqrt(variance))
+    assert surrogate.surprise == pytest.approx(max(surprises))
 
 
 def test_the_error_function_of_many_is_that_of_each():
