@@ -108,7 +108,7 @@ def test_features_tell_which_powers_of_two_are_in_sizes_that_are_none():
     columns = features(configs).T
     assert any(np.corrcoef(column, [5, 4, 7, 5])[0, 1] == pytest.approx(1) for column in columns)
     assert np.linalg.norm(columns[:, 2] - columns[:, 1]) > np.linalg.norm(columns[:, 0] - columns[:, 3])
-    # Powers of two say all of that already: the width, the volume and the work per thread. A number of stages is no size.
+    # Powers of two say it already: by width, volume and work per thread. A number of stages is no size.
     powers = [Config(params={"WIDTH": width}, options={"num_stages": 2}) for width in (64, 128, 256)]
     stages = [Config(params={"WIDTH": 64}, options={"num_stages": num}) for num in (2, 3, 5)]
     assert [features(powers).shape[1], features(stages).shape[1]] == [3, 1]
