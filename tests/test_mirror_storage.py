@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,21 @@ from tunefarm.search.mirror import StorageMirror, check_storage
 # ---- storages that cannot be written ----
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[tuple[str, StorageMirror]]:
+    """A database that holds one trial and is locked while this is entered, and a mirror that is to write into it."""
+    storage = f"sqlite:///{folder}/optuna.db"
+    mirror(storage, trials(1))
+    with closing(sqlite3.connect(folder / "optuna.db")) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        yield storage, StorageMirror(storage, OWNER)
+
+
 def test_a_locked_database_costs_one_notice_and_is_filled_in_once_it_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tunefarm.search.mirror.WAIT_S", 3)
-    storage = f"sqlite:///{tmp_path}/optuna.db"
-    mirror(storage, trials(1))
-    with closing(sqlite3.connect(tmp_path / "optuna.db")) as holder:
-        holder.execute("BEGIN EXCLUSIVE")
-        it = StorageMirror(storage, OWNER)
+    with locked(tmp_path) as (storage, it):
         began = time.monotonic()
         it.show(STUDY, trials(2))
         it.show(STUDY, trials())
@@ -47,11 +53,7 @@ def test_a_locked_database_costs_one_notice_and_is_filled_in_once_it_is_free(
 
 
 def test_a_database_that_is_free_again_in_time_needs_no_notice(tmp_path: Path) -> None:
-    storage = f"sqlite:///{tmp_path}/optuna.db"
-    mirror(storage, trials(1))
-    with closing(sqlite3.connect(tmp_path / "optuna.db")) as holder:
-        holder.execute("BEGIN EXCLUSIVE")
-        it = StorageMirror(storage, OWNER)
+    with locked(tmp_path) as (storage, it):
         it.show(STUDY, trials())
         time.sleep(0.5)
     assert it.close() == []
@@ -59,16 +61,12 @@ def test_a_database_that_is_free_again_in_time_needs_no_notice(tmp_path: Path) -
 
 
 def test_a_storage_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
-    storage = f"sqlite:///{tmp_path}/optuna.db"
-    mirror(storage, trials(1))
-    with closing(sqlite3.connect(tmp_path / "optuna.db")) as holder:
-        holder.execute("BEGIN EXCLUSIVE")
-        it = StorageMirror(storage, OWNER)
+    with locked(tmp_path) as (_, it):
         it.show(STUDY, trials())
         began = time.monotonic()
         (notice,) = it.close(timeout_s=0.2)
         assert time.monotonic() - began < 5.0
-    assert "no answer within 0 s" in notice
+    assert "no answer within 0.2 s" in notice
 
 
 @pytest.mark.parametrize("form", ["journal:{}", "sqlite:///{}"])

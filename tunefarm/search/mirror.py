@@ -160,7 +160,7 @@ class StorageMirror:
         with self._lock:
             left = list(self._left.values())
         if left or self._thread.is_alive():
-            why = self._error or f"no answer within {timeout_s:.0f} s"
+            why = self._error or f"no answer within {timeout_s:g} s"
             notices.append(
                 f"{where} lacks {_some(left) or 'nothing so far'}: {why}; nothing is lost: once it can be written, or "
                 "another is named, the same command fills it in from the ledger"
