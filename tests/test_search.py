@@ -11,7 +11,7 @@ from tunefarm.device import nominal
 from tunefarm.problem import Problem
 from tunefarm.search.polish import leaders, neighbours
 from tunefarm.search.rungs import RUNGS
-from tunefarm.search.search import MAX_TRIALS, NUM_ENUMERATED, NUM_THOROUGH, StudySearch
+from tunefarm.search.search import MAX_TRIALS, StudySearch
 from tunefarm.trial import FINAL, Build, Failure, Measurement, Outcome, Trial
 
 SPACE = [
@@ -20,7 +20,7 @@ SPACE = [
         (1, 2, 4, 8), (256, 512, 1024, 2048, 4096), (1, 2, 4, 8, 16), (1, 2, 3)
     )
 ]
-SMALL = [config for config in SPACE if config.options["num_stages"] == 1][:NUM_ENUMERATED]
+SMALL = [config for config in SPACE if config.options["num_stages"] == 1][:24]
 DEFAULT = Config(params={"ROWS": 4, "BLOCK": 1024}, options={"num_warps": 4, "num_stages": 1})
 OPTIMUM = {"ROWS": 2, "BLOCK": 2048, "num_warps": 8}
 
@@ -178,14 +178,14 @@ class NeedleFarm(Farm):
         return replace(answer, samples_ms=(min(map(time_ms, SPACE)) / 1.6,) * len(answer.samples_ms))
 
 
-def test_a_needle_is_found_where_all_is_built_and_looks_are_cheap():
-    distinct = [config for config in SPACE if config.options["num_stages"] == 1][:NUM_THOROUGH]
+def test_a_needle_that_nothing_hints_at_is_for_the_exhaustive_sampler():
+    distinct = [config for config in SPACE if config.options["num_stages"] == 1]
     assert NeedleFarm.needle in distinct
-    farm = NeedleFarm(study(distinct, default=DEFAULT))
+    farm = NeedleFarm(study(distinct, default=DEFAULT, sampler="exhaustive"))
     farm.build_all()
     assert farm.explore().finals().config == NeedleFarm.needle
-    assert all("members measured" in d.reason for d in told(farm, "bucket_closed"))
-    assert "nothing" in farm.search.ended or "exhausted" in farm.search.ended
+    assert farm.search.num_tried == len(distinct)
+    assert not farm.search.closed
 
 
 def test_what_lies_beside_the_leaders_is_looked_at_before_the_study_stops():

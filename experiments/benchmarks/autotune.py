@@ -30,9 +30,11 @@ import yaml
 from sitting import end_well, live_arch, retime, row_of, run, sweep, variant
 
 from tunefarm.config import Config
-from tunefarm.document import canonical
+from tunefarm.document import canonical, write_atomic
 from tunefarm.errors import UserError
+from tunefarm.spec.experiment import load_experiment
 
+BORN_S = time.monotonic()
 PORTION = 20
 NUM_RETIMED, NUM_SAMPLES = 5, 60
 
@@ -40,9 +42,9 @@ NUM_RETIMED, NUM_SAMPLES = 5, 60
 def stock(experiment: Path, kept: Path, deadline: float) -> None:
     """Runs in a process of its own: tunes every problem with triton.autotune over all candidates, portion by portion.
 
-    Appends a line to `kept` after each portion, and after the start of the process.
+    Appends a line to `kept` after the start of the process, after each portion, and at the end; `wall_s` in it is the
+    age of the process.
     """
-    began = time.monotonic()
     import torch
     import triton
 
@@ -50,14 +52,14 @@ def stock(experiment: Path, kept: Path, deadline: float) -> None:
     from tunefarm.bench.telemetry import live_device
     from tunefarm.bench.tensors import make_inputs
     from tunefarm.plan import Target, plan
-    from tunefarm.spec.experiment import load_experiment, resolve
+    from tunefarm.spec.experiment import resolve
 
     resolved = resolve(load_experiment(experiment), launch_options(), triton_version())
     workload = resolved.workload
     studies = plan(resolved, [Target(device=live_device(), meter="gpu")])
     torch.zeros(1, device="cuda")
     done = {(line["study"], line["portion"]) for line in lines(kept) if "study" in line}
-    append(kept, {"startup_s": time.monotonic() - began})
+    append(kept, {"startup_s": time.monotonic() - BORN_S, "wall_s": time.monotonic() - BORN_S})
     # The production call finds the kernel under a global name: there it finds Triton's own autotuner instead.
     names = workload.call.__globals__
     kernel = workload.kernel
@@ -65,13 +67,14 @@ def stock(experiment: Path, kept: Path, deadline: float) -> None:
     inner = kernel.fn if isinstance(kernel, triton.runtime.Autotuner) else kernel  # its heuristics stay
     for study in studies:
         inputs: dict[str, Any] | None = None
-        for portion, first in enumerate(range(0, len(study.candidates), PORTION)):
+        num_portions = math.ceil(len(study.candidates) / PORTION)
+        for portion in range(num_portions):
             if (study.study.label, portion) in done:
                 continue
             if time.monotonic() > deadline:
                 return
             inputs = inputs or make_inputs(workload, study.study.variables, "cuda")
-            mine = study.candidates[first : first + PORTION]
+            mine = study.candidates[portion::num_portions]
             configs = [triton.Config(dict(c.params), **dict(c.options)) for c in mine]
             tuner = names[name] = triton.autotune(configs=configs, key=list(workload.key or ()))(inner)
             torch.cuda.synchronize()
@@ -79,26 +82,36 @@ def stock(experiment: Path, kept: Path, deadline: float) -> None:
             workload.call(**inputs)
             torch.cuda.synchronize()
             seconds = time.monotonic() - started
-            timings = (tuner.configs_timings.get(config) for config in configs)
+            # Triton does not benchmark a config that is the only one.
+            timings = (getattr(tuner, "configs_timings", {}).get(config) for config in configs)
             medians = [each[0] if isinstance(each, Sequence) else each for each in timings]
             found = [
                 [config.to_json(), ms if ms is not None and math.isfinite(ms) else None]
                 for config, ms in zip(mine, medians, strict=True)
             ]
-            append(kept, {"study": study.study.label, "portion": portion, "seconds": seconds, "configs": found})
-    append(kept, {"done": True})
+            line = {"study": study.study.label, "portion": portion, "seconds": seconds, "configs": found}
+            append(kept, {**line, "wall_s": time.monotonic() - BORN_S})
+    append(kept, {"done": True, "wall_s": time.monotonic() - BORN_S})
 
 
 def lines(kept: Path) -> list[dict[str, Any]]:
-    """What was kept so far; a line that was cut short is none."""
-    text = kept.read_text("utf-8") if kept.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    """What was kept so far."""
+    return [json.loads(line) for line in kept.read_text("utf-8").splitlines()] if kept.exists() else []
 
 
 def append(kept: Path, line: Mapping[str, Any]) -> None:
-    """Keeps a line, whatever an interruption has left before it."""
-    whole = lines(kept)
-    kept.write_text("".join(json.dumps(each) + "\n" for each in [*whole, line]), "utf-8")
+    """Keeps a line more; an interruption leaves the file with it or without it."""
+    write_atomic(kept, "".join(json.dumps(each) + "\n" for each in [*lines(kept), line]).encode())
+
+
+def wall_s(kept: Sequence[Mapping[str, Any]]) -> float:
+    """How long the processes have run that kept these lines, as if one had done it all.
+
+    Starts beyond the first are the price of interruptions, not Triton's.
+    """
+    starts = [number for number, line in enumerate(kept) if "startup_s" in line]
+    ages_s = [kept[end - 1]["wall_s"] for end in [*starts[1:], len(kept)]]
+    return float(sum(ages_s) - sum(kept[number]["startup_s"] for number in starts[1:]))
 
 
 def space_of(text: str) -> tuple[str, list[int]]:
@@ -110,40 +123,43 @@ def space_of(text: str) -> tuple[str, list[int]]:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE,VALUE with whole numbers") from None
 
 
+def positive(text: str) -> int:
+    """A whole number of at least one."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
 def compare(experiment: Path, folder: Path, fleet: str, deadline: float) -> bool:
     """Does what is left to do, ours first; whether all of it is done."""
     ours, theirs = folder / "ours.json", folder / "stock.jsonl"
     if not ours.exists():
-        for name in ("cache", "triton-ours", "sweeps"):
+        for name in ("cache", "triton-ours", "sweeps", "pack.json"):
             if (folder / name).exists():
                 (folder / name).rename(folder / f"{name}-{time.time_ns()}")  # of a sweep that was cut short
         caches = {"TUNEFARM_CACHE": str(folder / "cache"), "TRITON_CACHE_DIR": str(folder / "triton-ours")}
-        wall_s, said = sweep(experiment, folder / "sweeps", fleet, caches)
-        ours.write_text(json.dumps({"wall_s": wall_s, "said": said}), "utf-8")
+        seconds, said = sweep(experiment, folder / "sweeps", fleet, caches)
+        write_atomic(ours, json.dumps({"wall_s": seconds, "said": said}).encode())
     if not (lines(theirs) and lines(theirs)[-1].get("done")):
         cache = {"TRITON_CACHE_DIR": str(folder / "triton-stock")}
         left_s = max(0.0, deadline - time.monotonic())
         words = [str(experiment), "--stock", str(theirs), "--limit-s", str(left_s)]
-        wall_s, _ = run([sys.executable, __file__, *words], cache)
-        append(theirs, {"wall_s": wall_s, **({"done": True} if lines(theirs)[-1].get("done") else {})})
+        run([sys.executable, __file__, *words], cache)
     return bool(lines(theirs)[-1].get("done"))
 
 
 def report(experiment: Path, folder: Path, name: str) -> None:
     """Prints both sides' seconds and how far our winners are from the best there is."""
     kept, ours = lines(folder / "stock.jsonl"), json.loads((folder / "ours.json").read_text("utf-8"))
-    said, wall_s = ours["said"], ours["wall_s"]
+    said, ours_s, stock_s = ours["said"], ours["wall_s"], wall_s(kept)
     held_s = sum(line.get("seconds", 0.0) for line in kept)
-    stock_s = sum(line.get("wall_s", 0.0) for line in kept)
     startup_s = next(line["startup_s"] for line in kept if "startup_s" in line)
-    # Starts beyond the first are the price of portions, not Triton's.
-    stock_s -= sum(line.get("startup_s", 0.0) for line in kept) - startup_s
     num_configs = sum(study["candidates"] for study in said["studies"])
     print(f"{len(said['studies'])} problems of {name}, {num_configs} configs in all, {os.cpu_count()} CPUs")
     print(f"{'':18s} {'wall s':>8s} {'GPU-held s':>11s} {'start-up s':>11s}")
     print(f"{'triton.autotune':18s} {stock_s:8.1f} {held_s:11.1f} {startup_s:11.1f}")
-    print(f"{'tunefarm sweep':18s} {wall_s:8.1f} {said['gpu_held_s']:11.1f} {said['gpu_startup_s']:11.1f}")
-    print(f"ratio: wall {stock_s / wall_s:.1f}x, GPU-held {held_s / said['gpu_held_s']:.1f}x")
+    print(f"{'tunefarm sweep':18s} {ours_s:8.1f} {said['gpu_held_s']:11.1f} {said['gpu_startup_s']:11.1f}")
+    print(f"ratio: wall {stock_s / ours_s:.1f}x, GPU-held {held_s / said['gpu_held_s']:.1f}x")
     print(f"kernels compiled by our measuring process: {said['compiled_by_measuring']}; by CPUs: {said['compiled']}")
     retime_winners(experiment, folder / "pack.json", kept)
 
@@ -153,7 +169,7 @@ def retime_winners(experiment: Path, pack_path: Path, kept: Sequence[Mapping[str
     from tunefarm.bench.build import launch_options, triton_version
     from tunefarm.cli.opening import FleetKind, gpu_fleet, plan_live
     from tunefarm.pack import load_pack
-    from tunefarm.spec.experiment import load_experiment, resolve
+    from tunefarm.spec.experiment import resolve
 
     resolved = resolve(load_experiment(experiment), launch_options(), triton_version())
     pack = load_pack(pack_path)
@@ -185,7 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", type=Path)
     parser.add_argument("--folder", type=Path, default=Path("sweeps/autotune"), help="default: %(default)s")
-    parser.add_argument("--problems", type=int, help="only the first N problems")
+    parser.add_argument("--problems", type=positive, metavar="N", help="only the first N problems")
     parser.add_argument(
         "--space", action="append", default=[], type=space_of, metavar="NAME=VALUE,...", help="values of a param"
     )
@@ -197,22 +213,24 @@ def main() -> None:
     if arguments.stock:
         stock(arguments.experiment, arguments.stock, deadline)
         return
+    load_experiment(arguments.experiment)  # says what is wrong with it
     content = yaml.safe_load(arguments.experiment.read_text("utf-8"))
-    if unknown := sorted({name for name, _ in arguments.space} - content["space"].keys()):
+    space = content.get("space", {})
+    if unknown := sorted({name for name, _ in arguments.space} - space.keys()):
         raise UserError(f"--space: {', '.join(unknown)} is no param of the space", file=str(arguments.experiment))
     folder = arguments.folder.resolve() / arguments.experiment.stem
     folder.mkdir(parents=True, exist_ok=True)
     sections = {
         "problems": content["problems"][: arguments.problems],
         "devices": [live_arch()],
-        "space": content["space"] | dict(arguments.space),
         "export": str(folder / "pack.json"),
+        **({"space": space | dict(arguments.space)} if space else {}),
     }
-    asked = canonical(sections)
+    asked = canonical(content | sections)
     kept = folder / "asked.json"
     if kept.exists() and kept.read_text("utf-8") != asked:
         raise UserError("holds another comparison", file=str(folder), hint="remove it, or name another --folder")
-    kept.write_text(asked, "utf-8")
+    write_atomic(kept, asked.encode())
     with variant(arguments.experiment, **sections) as experiment:
         if compare(experiment, folder, arguments.fleet, deadline):
             report(experiment, folder, str(arguments.experiment))

@@ -20,9 +20,6 @@ the times known was a greater surprise than that, it takes as many as that was: 
 CLOSING_RATIO, CLOSING_CLEAN = 1.5, 3
 """A bucket also closes when so many members without spills are all slower than this multiple of the incumbent."""
 
-THOROUGH_RATIO = 2.0
-"""The same where only measurements count: there are members 1.6 times as fast as the rest of their bucket."""
-
 STOPPING_SIGMAS = 2.0
 """How much better than expected an open candidate may plausibly be, when a study considers to stop."""
 
@@ -100,9 +97,7 @@ def _time(trial: Trial, best_ms: float) -> str:
     return f"{time_ms:.4g} ms, {time_ms / best_ms:.2f}x the incumbent's {best_ms:.4g} ms"
 
 
-def closing(
-    bucket: Bucket, trials: Sequence[Trial], open_numbers: Sequence[int], outlook: Outlook, *, trusting: bool = True
-) -> Decision | None:
+def closing(bucket: Bucket, trials: Sequence[Trial], open_numbers: Sequence[int], outlook: Outlook) -> Decision | None:
     """Closes a bucket whose open members have no case left; None if one has.
 
     Args:
@@ -110,7 +105,6 @@ def closing(
         trials: all trials by number.
         open_numbers: the bucket's members that may still be asked.
         outlook: what is expected of them.
-        trusting: whether the expectation is evidence; otherwise only measurements are.
     """
     best_ms = math.exp(outlook.best)
     clean = [
@@ -118,11 +112,10 @@ def closing(
         for trial in (trials[number] for number in bucket.members)
         if (time_ms := trial.median_ms) is not None and not (trial.build and trial.build.spills)
     ]
-    ratio = CLOSING_RATIO if trusting else THOROUGH_RATIO
     sigmas = outlook.wary(CLOSING_SIGMAS)
-    if len(clean) >= CLOSING_CLEAN and min(clean) > ratio:
+    if len(clean) >= CLOSING_CLEAN and min(clean) > CLOSING_RATIO:
         evidence = f"{len(clean)} members measured, the fastest at {min(clean):.2f}x the incumbent"
-    elif trusting and (bound := float(outlook.bound(sigmas)[list(open_numbers)].min())) > 1.0:
+    elif (bound := float(outlook.bound(sigmas)[list(open_numbers)].min())) > 1.0:
         evidence = f"its best open member is at {bound:.2f}x the incumbent or slower ({sigmas:.1f} sigma)"
     else:
         return None

@@ -35,14 +35,8 @@ if TYPE_CHECKING:
 Answer: TypeAlias = Measurement | tuple[Outcome, Failure]
 """What became of a request: samples, or how and why it failed."""
 
-NUM_ENUMERATED = 24
+NUM_ENUMERATED = 32
 """Up to so many candidates are all measured; a surrogate would have nothing to save."""
-
-NUM_THOROUGH = 160
-"""Up to so many distinct candidates, all of them built, the default sampler trusts no expectation: buckets close on
-measurements alone and nothing but an empty field ends the exploration. Compiling a candidate has by then cost half a
-second of a CPU; a look at it costs some 15 ms of the GPU, and the start of a measuring process 5 to 10 s. Spaces have
-needles: on one recorded softmax the optimum is 1.6 times as fast as all that resembles it."""
 
 MAX_TRIALS = 60
 """Trials measured at most unless the experiment says otherwise; spaces of some hundred candidates need fewer."""
@@ -113,7 +107,7 @@ class StudySearch:
         self._told: list[int] = []
         self._promoted: list[Request] = []
         self._num_calm = 0
-        self._all_built = self._thorough = False
+        self._all_built = False
         self.ended = ""
         self.buckets: tuple[Bucket, ...] = ()
         self.closed: tuple[int, ...] = ()
@@ -277,8 +271,7 @@ class StudySearch:
         assert self._points is not None
         num_live = sum(len(bucket.members) for bucket in buckets)
         name = "exhaustive" if num_live <= NUM_ENUMERATED else self._sampler_name
-        self._thorough = name == "default" and self._all_built and num_live <= NUM_THOROUGH
-        if self._max_trials is None and name != "exhaustive" and not self._thorough:
+        if self._max_trials is None and name != "exhaustive":
             self._max_trials = MAX_TRIALS
         seeds = [number for number in self._seeds if self._trials[number].outcome is Outcome.OK]
         live = [number for number in self._order if self._trials[number].bucket >= 0]
@@ -360,8 +353,7 @@ class StudySearch:
                 made.append(decisions.promoted(trial, best_ms, trial.rung + 1))
         if self._sampler.name != "exhaustive" and self.num_tried >= num_first(len(self._configs)):
             made += self._close_buckets(outlook)
-            if not self._thorough:
-                self._consider_stopping(outlook)
+            self._consider_stopping(outlook)
         return made
 
     def _close_buckets(self, outlook: Outlook) -> list[Decision]:
@@ -372,9 +364,7 @@ class StudySearch:
             if bucket.number in self.closed:
                 continue  # What the last look around asks of it stays open.
             members = [number for number in bucket.members if number in is_open]
-            if members and (
-                decision := decisions.closing(bucket, self._trials, members, outlook, trusting=not self._thorough)
-            ):
+            if members and (decision := decisions.closing(bucket, self._trials, members, outlook)):
                 self._sampler.close(members)
                 self.closed = (*self.closed, bucket.number)
                 made.append(decision)
