@@ -65,7 +65,7 @@ HOUSE = """
     bench.sampling          torch
     bench.steady            torch
     bench.gpu               torch
-    bench.worker            triton
+    bench.worker            torch triton
 
     search
     search.features         numpy*

@@ -202,3 +202,13 @@ def test_a_study_that_somebody_else_made_is_left_alone(storage: str, tmp_path: P
     assert len(mirror(storage, trials())) == 1
     assert [t.value for t in shown(storage).trials] == [3.0]
     assert len(shown(storage, f"{NAME} (2)").trials) == 3
+
+
+def test_two_studies_of_a_sweep_with_one_label_have_two_names_and_no_notice(storage: str) -> None:
+    other = replace(STUDY, device=replace(STUDY.device, name="NVIDIA H100 80GB HBM3"))
+    for _ in range(2):
+        it = StorageMirror(storage, OWNER)
+        it.show(STUDY, trials())
+        it.show(other, trials())
+        assert it.close() == []
+    assert set(optuna.get_all_study_names(storage=opened(storage))) == {NAME, f"{NAME} (2)"}

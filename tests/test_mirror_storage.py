@@ -91,6 +91,17 @@ def test_a_journal_that_was_damaged_or_lost_costs_one_notice_or_none(tmp_path: P
     assert len(shown(storage).trials) == 3
 
 
+@pytest.mark.parametrize("num_bytes", [1, 5, 30])
+def test_a_journal_whose_last_line_was_torn_goes_on_from_the_one_before(tmp_path: Path, num_bytes: int) -> None:
+    """TF-111."""
+    storage = f"journal:{tmp_path}/optuna.log"
+    mirror(storage, trials(2))
+    path = tmp_path / "optuna.log"
+    path.write_bytes(path.read_bytes()[:-num_bytes])
+    assert mirror(storage, trials()) == []
+    assert {t.user_attrs["candidate"] for t in shown(storage).trials} == {0, 1, 2}
+
+
 def test_a_lock_that_a_dead_driver_left_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Named relative to the current directory: Optuna's lock is a link, which would lead nowhere then."""
     monkeypatch.setattr("tunefarm.search.mirror.WAIT_S", 3)

@@ -48,9 +48,11 @@ def open_experiment(path: Path) -> Resolved:
         import triton  # noqa: F401
     except ModuleNotFoundError as e:
         raise UserError(f"{e.name} is not installed", hint="pip install 'tunefarm[farm]'") from None
-    if experiment.search.sampler == "cmaes" and importlib.util.find_spec("cmaes") is None:
+    needed = {"cmaes": "cmaes", "gp": "scipy"}.get(experiment.search.sampler)
+    if needed and importlib.util.find_spec(needed) is None:
         # Optuna itself would say so at the second candidate.
-        raise experiment.error("search.sampler", "the package cmaes is not installed", "pip install 'tunefarm[farm]'")
+        message = f"the package {needed} is not installed"
+        raise experiment.error("search.sampler", message, "pip install 'tunefarm[farm]'")
     return resolve(experiment, launch_options(), triton_version())
 
 

@@ -59,7 +59,7 @@ def check_storage(storage: str) -> None:
         dialect = url.get_dialect()
     except (ArgumentError, ValueError):
         raise SpecError(f"{public(storage)!r} is nothing Optuna can write to", key=KEY, hint=f"write {FORMS}") from None
-    if dialect.name == "sqlite" and url.database in (None, "", ":memory:"):
+    if dialect.name == "sqlite" and (url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"):
         raise SpecError("a database in memory mirrors nothing", key=KEY, hint="name a file: sqlite:///optuna.db")
     try:
         dialect.import_dbapi()
@@ -130,6 +130,7 @@ class StorageMirror:
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._error = ""
         self._renamed: list[str] = []
+        self._names: dict[str, str] = {}
         self._pages: dict[str, _Page] = {}
         self._open: Any = None
         # Optuna's logger is the process's: what befalls the storage is told at the end, once.
@@ -198,6 +199,7 @@ class StorageMirror:
             self._error = public((str(cause).splitlines() or [repr(cause)])[0])
             self._disconnect()
             return False
+        self._error = ""
         return True
 
     def _disconnect(self) -> None:
@@ -244,8 +246,10 @@ class StorageMirror:
             if attrs.get(IDENTITY) == identity:
                 break
             name = f"{plain} ({number})"
-        if name != plain and name not in self._renamed:
+        # Two studies of this very sweep may have one label: what tells them apart is in their attributes.
+        if name != plain and name not in self._renamed and plain not in self._names.values():
             self._renamed.append(name)
+        self._names[word.study.key] = name
         page = _Page(study, space, attrs=dict(study.user_attrs))
         for trial in study.get_trials(deepcopy=False):
             if trial.state == TrialState.RUNNING:
@@ -280,6 +284,7 @@ def _connect(storage: str) -> Any:
         path = Path(storage.removeprefix(JOURNAL).strip()).absolute()
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = optuna.storages.journal.JournalFileSymlinkLock(str(path), grace_period=WAIT_S)
+        _drop_torn_line(path, lock)
         return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path), lock))
     from sqlalchemy.engine import make_url
 
@@ -289,6 +294,18 @@ def _connect(storage: str) -> Any:
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
     waits = {"sqlite": {"timeout": WAIT_S}, "postgresql": {"connect_timeout": WAIT_S}}
     return optuna.storages.RDBStorage(storage, engine_kwargs={"connect_args": waits.get(kind, {})})
+
+
+def _drop_torn_line(path: Path, lock: optuna.storages.journal.JournalFileSymlinkLock) -> None:
+    """Cuts a journal back to its last whole line: what Optuna appends behind a torn one nobody can read any more."""
+    if not path.exists():
+        return
+    lock.acquire()
+    try:
+        with path.open("rb+") as journal:
+            journal.truncate(journal.read().rfind(b"\n") + 1)
+    finally:
+        lock.release()
 
 
 def _explored_ms(trial: Trial) -> dict[int, float]:
