@@ -78,6 +78,7 @@ HOUSE = """
     search.pruner           optuna*
     search.hints            numpy* optuna* torch
     search.sampler          numpy* optuna*
+    search.stopping
     search.decisions
     search.crown            numpy*
     search.transfer         numpy*

@@ -127,6 +127,8 @@ def test_json_stands_alone_on_standard_output(swept: tuple[Path, str, str], stor
         assert f"{study['measured']} replayed" in err
         assert study["winner"]["gain"] >= 1
         assert study["tbps"] > 0
+        assert study["left"]["limit"] == ""
+        assert study["left"]["num"] == study["candidates"] - sum(study["outcomes"].values())
     assert facts["pack"] == "packs/fill.json"
     assert facts["compiled_by_measuring"] == 0
     assert facts["gpu_held_s"] == facts["gpu_startup_s"] == 0

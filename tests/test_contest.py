@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import farm
@@ -26,9 +26,10 @@ from farm import (
 from tunefarm.config import Config, Value
 from tunefarm.fleet.inline import InlineFleet
 from tunefarm.plan import Target
+from tunefarm.record.card import card
 from tunefarm.schedule.events import Budget
 from tunefarm.seams import Fleet
-from tunefarm.study import Status
+from tunefarm.study import Left, Status
 from tunefarm.trial import Outcome
 
 
@@ -130,11 +131,24 @@ def test_a_spent_budget_ends_in_finals_among_what_was_measured(tmp_path: Path, s
         assert 0 < result.num_measured < result.num_candidates
         assert not events(spent.ledger, "failed")
         assert result.outcomes == {Outcome.OK: result.num_measured}
+        assert result.left is not None
+        num_merged = len(events(spent.ledger, "merged"))
+        assert (result.left.limit, result.left.num) == (
+            "gpu_held_s", result.num_candidates - num_merged - result.num_measured,
+        )  # fmt: skip
+        assert events(spent.ledger, "winner")[-1]["left"] == asdict(result.left)
+        told = card(result).metrics
+        assert told["left"] == result.left.num
+        assert told["left_expected_gain"] == pytest.approx(result.left.expected_gain, rel=1e-5)
+        assert told["left_plausible_gain"] == pytest.approx(result.left.plausible_gain, rel=1e-5)
+        assert "left" not in card(replace(result, left=None)).metrics
         assert spent.dispatch.notices == ["budget gpu_held_s is spent: no more measuring, finals apart"]
         check_ledger(spent)
         rich = play(experiment, own, store)
         assert rich.results[0].num_measured == rich.results[0].num_candidates - len(events(rich.ledger, "merged"))
         assert regret(rich.results[0], recording) <= 0.03
+        assert rich.results[0].left == Left(num=0, expected_gain=0.0, plausible_gain=0.0)
+        assert events(rich.ledger, "winner")[-1]["left"] == asdict(rich.results[0].left)
         found = measured(rich.ledger)
         assert len(found) == len(set(found))
     finally:
@@ -148,6 +162,7 @@ def test_wall_time_that_ends_while_building_leaves_the_rest_unbuilt(tmp_path: Pa
     measured_one, other = played.results
     assert measured_one.status is Status.NO_WINNER
     assert measured_one.reason == "budget wall_s is spent"
+    assert measured_one.left == Left(num=measured_one.num_candidates, limit="wall_s")
     assert other.status is Status.NOT_MEASURED
     assert 0 < played.board.num_compiled < measured_one.num_candidates
     assert not events(played.ledger, "failed")

@@ -21,7 +21,7 @@ from tunefarm.pack import load_pack
 from tunefarm.plan import Target
 from tunefarm.record.card import card
 from tunefarm.seams import Fleet
-from tunefarm.search.decisions import NUM_ALIKE, hopeless
+from tunefarm.search.stopping import NUM_ALIKE, hopeless
 from tunefarm.study import Status
 from tunefarm.trial import Build, Failure, Measurement, Outcome, Trial
 

@@ -11,7 +11,8 @@ from tunefarm.device import nominal
 from tunefarm.problem import Problem
 from tunefarm.search.polish import leaders, neighbours
 from tunefarm.search.rungs import RUNGS
-from tunefarm.search.search import MAX_TRIALS, StudySearch
+from tunefarm.search.search import StudySearch
+from tunefarm.search.stopping import MAX_TRIALS
 from tunefarm.trial import FINAL, Build, Failure, Measurement, Outcome, Trial
 
 SPACE = [

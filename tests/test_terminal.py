@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import farm
@@ -12,10 +13,10 @@ from farm import play, smooth, write_experiment, write_landscape
 from rich.console import Console
 
 from tunefarm.cli import terminal
-from tunefarm.cli.terminal import WIDE, Progress, closing_table, console, study_line, time_text
+from tunefarm.cli.terminal import WIDE, Progress, closing_table, console, left_line, study_line, time_text
 from tunefarm.config import Config, Value
 from tunefarm.seams import Fleet
-from tunefarm.study import StudyResult
+from tunefarm.study import Left, StudyResult
 from tunefarm.trial import Outcome
 
 
@@ -67,6 +68,26 @@ def test_a_failure_that_is_the_reason_is_said_once(tmp_path: Path, fleet: Fleet,
     (line,) = map(study_line, play(experiment, fleet, store).results)
     assert line.count("launch_error on purpose") == 1
     assert "10/10" in line
+
+
+def test_what_a_limit_left_on_the_table_is_said_where_it_matters(played: farm.Played) -> None:
+    won, lost, *others = played.results
+    assert won.left is not None
+    assert "left unmeasured" not in study_line(won)
+    assert left_line(played.results) == ""
+    poor = replace(won, left=Left(num=12, expected_gain=0.0234, plausible_gain=0.31, limit="wall_s"))
+    text = "12 left unmeasured by the budget of wall_s, of which the best is expected to save 2.3% and may 31%"
+    assert f" replayed, {text}; best BLOCK=128" in study_line(poor)
+    calm = replace(won, left=Left(num=12, expected_gain=0.0001, plausible_gain=0.009, limit="trials"))
+    assert "left unmeasured" not in study_line(calm)
+    assert left_line([calm, poor, *others]) == f"left     fill sm_90 1000 fp32: {text}"
+    unknown = replace(lost, left=Left(num=18, limit="gpu_held_s"))
+    assert ", 18 left unmeasured by the budget of gpu_held_s; NO WINNER" in study_line(unknown)
+    line = left_line([poor, unknown])
+    assert line == (
+        "left     fill sm_90 4096 fp32: 18 left unmeasured by the budget of gpu_held_s "
+        "(2 studies; of this one most is plausible)"
+    )
 
 
 @pytest.mark.parametrize("width", [80, 200])

@@ -92,13 +92,16 @@ class Contest:
         yield from self._explore(search)
         self.finals = self._finals(search)
         winner = yield from self.finals.run_through()
+        left = search.left(self._spent)
+        told = dataclasses.asdict(left)
         if winner is None:
             reason = _failed_late(search.trials) or self._ended(search) or "no candidate could be measured"
-            self.minutes.note("no_winner", status=Status.NO_WINNER.value, reason=reason)
-            return self._result(search, Status.NO_WINNER, reason)
+            self.minutes.note("no_winner", status=Status.NO_WINNER.value, reason=reason, left=told)
+            return dataclasses.replace(self._result(search, Status.NO_WINNER, reason), left=left)
         self.tally.weigh(planned.study.label, winner, self.experiment.timer)
-        self.minutes.note("winner", winner=to_json(winner))
-        return dataclasses.replace(self._result(search, Status.WINNER, self._ended(search)), winner=winner)
+        self.minutes.note("winner", winner=to_json(winner), left=told)
+        result = self._result(search, Status.WINNER, self._ended(search))
+        return dataclasses.replace(result, winner=winner, left=left)
 
     def _ended(self, search: StudySearch) -> str:
         return search.ended or (f"budget {self._spent} is spent" if self._spent else "")

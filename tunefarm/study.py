@@ -59,6 +59,34 @@ class Status(enum.StrEnum):
     """Nothing to tune: an empty problem, or an arch that cannot run the workload at all."""
 
 
+WORTHWHILE = 0.01
+"""Fraction of the best time that is worth looking for; with less to gain a study stops by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What a study leaves on the table.
+
+    Attributes:
+        num: candidates that were neither measured, merged nor ruled out.
+        expected_gain: fraction of the best time known that the best of them is expected to save; None where nothing
+            was timed.
+        plausible_gain: the same, if it is as much better than expected as is plausible.
+        limit: the limit that ended exploration, `trials`, `gpu_held_s` or `wall_s`; empty if it ended by itself.
+    """
+
+    num: int
+    expected_gain: float | None = None
+    plausible_gain: float | None = None
+    limit: str = ""
+
+    @property
+    def is_worthwhile(self) -> bool:
+        """Whether a limit ended a study that had something to gain, as far as anybody knows."""
+        may_gain = self.plausible_gain is None or self.plausible_gain >= WORTHWHILE
+        return bool(self.limit and self.num) and may_gain
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyResult:
     """What a study gave.
@@ -69,6 +97,7 @@ class StudyResult:
         reason: for people: why there is no winner, why the search ended, or what sharing a config costs.
         trials: every candidate's life, by number.
         winner: the crowned config.
+        left: what was not measured, and what that may be worth; None where no search took place.
         source: `measured`, `replayed`, or empty if nothing was timed.
         toolchain: versions under which the times were taken (those of the landscape when replayed).
         timer: how they were taken.
@@ -90,6 +119,7 @@ class StudyResult:
     reason: str = ""
     trials: tuple[Trial, ...] = ()
     winner: Winner | None = None
+    left: Left | None = None
     source: str = ""
     toolchain: FrozenMap[str] = field(default_factory=FrozenMap)
     timer: str = "cold"

@@ -331,6 +331,8 @@ def _export(resolved: Resolved, results: Sequence[StudyResult], ledger: FileLedg
 
 
 def _study_json(result: StudyResult) -> dict[str, Any]:
+    from dataclasses import asdict
+
     from tunefarm.trial import to_json
 
     return {
@@ -338,6 +340,7 @@ def _study_json(result: StudyResult) -> dict[str, Any]:
         "reason": result.reason, "source": result.source, "candidates": result.num_candidates,
         "built": result.num_built, "measured": result.num_measured, "buckets": result.num_buckets,
         "closed": len(result.closed), "winner": to_json(result.winner), "reference_ms": result.reference_ms,
+        "left": asdict(result.left) if result.left is not None else None,
         "removed": dict(result.removed), "outcomes": {k.value: v for k, v in result.outcomes.items()},
         "failures": [[to_json(failure), count] for failure, count in result.failures],
         **result.rate(result.winner.median_ms if result.winner else 0.0),
@@ -345,7 +348,7 @@ def _study_json(result: StudyResult) -> dict[str, Any]:
 
 
 def _print_closing(results: Sequence[StudyResult], facts: dict[str, Any], *, quiet: bool) -> None:
-    from tunefarm.cli.terminal import closing_table, console, study_line
+    from tunefarm.cli.terminal import closing_table, console, left_line, study_line
 
     out = console()
     if not quiet:
@@ -365,6 +368,8 @@ def _print_closing(results: Sequence[StudyResult], facts: dict[str, Any], *, qui
             f"GPU held {facts['gpu_held_s']:.1f} s, and {facts['gpu_startup_s']:.1f} s of start-up; kernels compiled "
             f"by the measuring process: {facts['compiled_by_measuring']}"
         )
+    if on_the_table := left_line(results):
+        lines.append(on_the_table)
     lines += [f"wall     {facts['wall_s']:.1f} s", f"ledger   {facts['ledger']}", f"MLflow   {facts['tracking']}"]
     if facts["optuna_storage"]:
         lines.append(f"Optuna   {facts['optuna_storage']}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tunefarm.study import Status, StudyResult
+from tunefarm.study import Left, Status, StudyResult
 from tunefarm.trial import describe
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ def study_line(result: StudyResult) -> str:
     body = ", ".join(counts)
     if result.status in (Status.SKIPPED, Status.NOT_MEASURED):
         return f"{head}{result.reason}"
+    if result.left is not None and result.left.is_worthwhile:
+        body += f", {_left_text(result.left)}"
     if result.winner is None:
         return f"{head}{body}; NO WINNER: {result.reason}{_histogram(result)}"
     winner = result.winner
@@ -54,6 +56,23 @@ def study_line(result: StudyResult) -> str:
     if winner.reason != "faster":
         parts.append(f"({winner.reason})")
     return f"{head}{body}; {'  '.join(parts)}"
+
+
+def left_line(results: Sequence[StudyResult]) -> str:
+    """What the studies of a sweep left on the table, as a line of its end; empty if nothing that matters."""
+    rich = [(r, r.left) for r in results if r.left is not None and r.left.is_worthwhile]
+    if not rich:
+        return ""
+    result, left = max(rich, key=lambda pair: 1.0 if pair[1].plausible_gain is None else pair[1].plausible_gain)
+    others = f" ({len(rich)} studies; of this one most is plausible)" if len(rich) > 1 else ""
+    return f"left     {result.study.label}: {_left_text(left)}{others}"
+
+
+def _left_text(left: Left) -> str:
+    what = f"{left.num} left unmeasured by the budget of {left.limit}"
+    if left.expected_gain is None or left.plausible_gain is None:
+        return what
+    return f"{what}, of which the best is expected to save {left.expected_gain:.1%} and may {left.plausible_gain:.0%}"
 
 
 def _cut(message: str, length: int = 80) -> str:

@@ -100,6 +100,12 @@ def _metrics(result: StudyResult) -> dict[str, float | None]:
         "failed": sum(count for outcome, count in result.outcomes.items() if outcome in FAILURES),
         "build_s": result.build_s,
     }
+    if result.left is not None:
+        metrics |= {
+            "left": result.left.num,
+            "left_expected_gain": result.left.expected_gain,
+            "left_plausible_gain": result.left.plausible_gain,
+        }
     if result.source != "replayed":  # A replay holds no GPU.
         metrics |= {"gpu_busy_s": result.busy_s, "gpu_held_s": result.held_s}
     return metrics

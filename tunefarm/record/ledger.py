@@ -18,8 +18,8 @@ config's key, `rung` a fidelity (-1: before any measurement). What a sweep write
 | `promoted` | `study`, `config`, `rung`: goes on to this rung |
 | `bucket_closed` | `study`, `bucket`, `reason` and the evidence |
 | `finals` | `study`, `configs`, `measurements`, in the same order |
-| `winner` | `study`, `winner` |
-| `no_winner`, `skipped` | `study`, `status`, `reason` |
+| `winner` | `study`, `winner`, `left`: what was not measured, and what that may yet gain |
+| `no_winner`, `skipped` | `study`, `status`, `reason`; `left` as above where anything could be measured |
 | `export` | `path`, `digest`, `rows` |
 
 Two things keep drivers apart. While one is alive it holds a lock on a side file, and another is refused. Where locks do

@@ -15,7 +15,8 @@ SITTINGS = ("finals", "unified")
 
 
 def _what(event: str, data: Mapping[str, Any]) -> tuple[Any, ...]:
-    return event, data["study"], data.get("config", data.get("bucket")), data.get("rung"), canonical(data.get("winner"))
+    told = canonical([data.get("winner"), data.get("left")])
+    return event, data["study"], data.get("config", data.get("bucket")), data.get("rung"), told
 
 
 class Memo:

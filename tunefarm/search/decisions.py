@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from tunefarm.search.buckets import Bucket
 from tunefarm.search.outlook import Outlook
 from tunefarm.search.rungs import RUNGS
-from tunefarm.trial import FAILURES, PREPARE, Failure, Outcome, Trial, describe
+from tunefarm.trial import Outcome, Trial
 
 CLOSING_SIGMAS = 3.0
 """A bucket closes when even this many standard deviations better than expected, its best member loses. Where one of
@@ -19,12 +18,6 @@ the times known was a greater surprise than that, it takes as many as that was: 
 
 CLOSING_RATIO, CLOSING_CLEAN = 1.5, 3
 """A bucket also closes when so many members without spills are all slower than this multiple of the incumbent."""
-
-STOPPING_SIGMAS = 2.0
-"""How much better than expected an open candidate may plausibly be, when a study considers to stop."""
-
-NUM_ALIKE = 10
-"""Failures in a row, all alike and nothing but failures so far, after which a study gives up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,38 +114,3 @@ def closing(bucket: Bucket, trials: Sequence[Trial], open_numbers: Sequence[int]
         return None
     reason = f"{evidence}; {len(open_numbers)} of {len(bucket.members)} members left unmeasured"
     return Decision(kind="bucket_closed", number=bucket.number, reason=reason)
-
-
-def plausible_gain(outlook: Outlook, open_numbers: Sequence[int]) -> float:
-    """Fraction of the incumbent's time that the most hopeful open candidate could plausibly save; 0 without one."""
-    if not open_numbers:
-        return 0.0
-    return max(0.0, 1.0 - float(outlook.bound(outlook.wary(STOPPING_SIGMAS))[list(open_numbers)].min()))
-
-
-def hopeless(trials: Sequence[Trial]) -> str:
-    """Why a study cannot go on: everything tried so far failed, often enough, and in one way. Empty if it can.
-
-    Once candidates have come as far as the GPU, only what befell them there counts: that some others could not be
-    built says nothing about these.
-    """
-    failed = [(t.outcome, t.failure) for t in trials if t.failure is not None and t.outcome in FAILURES]
-    if whole := [failure for _, failure in failed if failure.stage == PREPARE]:
-        return f"the problem cannot be measured: {whole[0].kind}: {whole[0].message}"
-    launched = [(outcome, failure) for outcome, failure in failed if failure.stage != "build"]
-    came_further = any(trial.measurements or (trial.build and not launched) for trial in trials)
-    judged = launched or failed
-    if came_further or len(judged) < NUM_ALIKE or len({_way(*each) for each in judged}) != 1:
-        return ""
-    return f"{len(judged)}/{len(judged)} candidates failed alike: {describe(judged[0][1])}"
-
-
-def _way(outcome: Outcome, failure: Failure) -> tuple[str, ...]:
-    """Equal for failures that have one cause, as far as their words tell."""
-    if outcome is Outcome.WRONG_RESULT:
-        return (outcome,)  # By how much they are wrong differs, but hardly why.
-    message = failure.message
-    if outcome in (Outcome.USER_ERROR, Outcome.CRASHED, Outcome.TIMEOUT):
-        # Sizes, addresses, seconds. Elsewhere numbers tell how far a candidate is beyond a limit that others may keep.
-        message = re.sub(r"\d+", "#", message)
-    return outcome, failure.stage, failure.kind, message

@@ -134,11 +134,16 @@ class StudySampler:
     @property
     def outlook(self) -> Outlook | None:
         """What the times so far promise of the rest; None before the first."""
-        if self._outlook is None and (times_ms := self._times_ms()):
-            told = [self._trials[number] for number in self._asked if number in self._trials]
-            failed = [trial.number for trial in told if trial.outcome in FAILURES]
-            self._outlook = Outlook(self._points, times_ms, failed, self._seed)
+        if self._outlook is None:
+            self._outlook = self.foresee(self._trials)
         return self._outlook
+
+    def foresee(self, trials: Mapping[int, Trial]) -> Outlook | None:
+        """The outlook if the candidates asked so far stood so, by number; None without a time. Nothing is learned."""
+        if not (times_ms := self._times_ms(trials)):
+            return None
+        failed = [number for number in self._asked if number in trials and trials[number].outcome in FAILURES]
+        return Outlook(self._points, times_ms, failed, self._seed)
 
     def ask(self, num: int) -> list[int]:
         """Numbers of up to `num` candidates, none asked before; empty when none is open."""
@@ -180,12 +185,12 @@ class StudySampler:
         """Takes candidates out of the race unmeasured: they are not asked any more."""
         self._open.difference_update(numbers)
 
-    def _times_ms(self) -> dict[int, float]:
+    def _times_ms(self, trials: Mapping[int, Trial]) -> dict[int, float]:
         times_ms = {}
         for number in self._asked:
-            trial = self._trials.get(number)
+            trial = trials.get(number)
             stand_in = trial.merged_into if trial is not None and trial.merged_into is not None else number
-            known = self._trials.get(stand_in)
+            known = trials.get(stand_in)
             if known is not None and known.median_ms is not None and known.outcome not in FAILURES:
                 times_ms[number] = known.median_ms
         return times_ms
@@ -230,7 +235,7 @@ class StudySampler:
         self.study.tell(self._asked[number], value, state=state)
         if self.hints is not None:
             failed = self._trials[number].outcome in FAILURES
-            self.hints.learn(number, self._times_ms().get(number), failed=failed)
+            self.hints.learn(number, self._times_ms(self._trials).get(number), failed=failed)
 
     def _frozen(self, asked: optuna.trial.Trial) -> optuna.trial.FrozenTrial:
         return self.study.get_trials(deepcopy=False)[asked.number]

@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING, TypeAlias
 from tunefarm.config import Config
 from tunefarm.device import Device
 from tunefarm.problem import Problem
-from tunefarm.search import decisions
+from tunefarm.search import decisions, stopping
 from tunefarm.search.buckets import THRESHOLD, Bucket, cover, group, num_first
 from tunefarm.search.crown import crown
-from tunefarm.search.decisions import NUM_ALIKE, Decision, Request
+from tunefarm.search.decisions import Decision, Request
 from tunefarm.search.features import Vectors, features
 from tunefarm.search.polish import leaders, neighbours
 from tunefarm.search.prior import order
 from tunefarm.search.rungs import EXPLORATION, LAST
+from tunefarm.search.stopping import MAX_TRIALS, NUM_ALIKE, NUM_ENUMERATED, PATIENCE
 from tunefarm.search.transfer import Past, Transfer
+from tunefarm.study import WORTHWHILE, Left
 from tunefarm.trial import FAILURES, Failure, Measurement, Outcome, Trial, Winner
 
 if TYPE_CHECKING:
@@ -34,15 +36,6 @@ if TYPE_CHECKING:
 
 Answer: TypeAlias = Measurement | tuple[Outcome, Failure]
 """What became of a request: samples, or how and why it failed."""
-
-NUM_ENUMERATED = 32
-"""Up to so many candidates are all measured; a surrogate would have nothing to save."""
-
-MAX_TRIALS = 60
-"""Trials measured at most unless the experiment says otherwise; spaces of some hundred candidates need fewer."""
-
-PATIENCE = 2
-"""Batches in a row without a plausible gain, after which exploration ends."""
 
 
 class StudySearch:
@@ -84,7 +77,7 @@ class StudySearch:
         batch: int = 8,
         max_trials: int | None = None,
         max_finalists: int = 6,
-        stop_gain: float = 0.01,
+        stop_gain: float = WORTHWHILE,
         min_gain: float = 0.01,
         seed: int = 0,
         pasts: Sequence[Past] = (),
@@ -107,7 +100,7 @@ class StudySearch:
         self._told: list[int] = []
         self._promoted: list[Request] = []
         self._num_calm = 0
-        self._all_built = False
+        self._all_built = self._is_limited = False
         self.ended = ""
         self.buckets: tuple[Bucket, ...] = ()
         self.closed: tuple[int, ...] = ()
@@ -169,7 +162,7 @@ class StudySearch:
         out = [number for number in self._pending if self._trials[number].outcome is not Outcome.OK]
         for number in out:
             del self._pending[number]
-        self._end(decisions.hopeless(self._trials))
+        self._end(stopping.hopeless(self._trials))
         return made + (self._settle() if out and not self._pending else [])
 
     def form_buckets(self) -> tuple[Bucket, ...]:
@@ -209,7 +202,9 @@ class StudySearch:
             if not new and self._look_around():
                 new = sampler.ask(self._room())
             if not new:
-                self._end(self._exhausted(sampler))
+                self._is_limited = bool(sampler.open_numbers)
+                spent = f"budget of {self._max_trials} trials used" if self._is_limited else ""
+                self._end(spent or stopping.exhausted(self.num_tried, len(self.closed)))
         self._asked.update(new)
         requests = self._promoted + [Request(number=number, rung=EXPLORATION[0].number) for number in new]
         self._promoted, self._told = [], []
@@ -255,6 +250,24 @@ class StudySearch:
         self.take(finals)
         timed = [(n, self._configs[n], a.samples_ms) for n, a in finals.items() if isinstance(a, Measurement)]
         return crown(timed, self.default, self._incumbent, self._min_gain, self._seed) if timed else None
+
+    @property
+    def expected_gain(self) -> float:
+        """Fraction of the best time that the best candidate still open or asked for is expected to save; at first 1."""
+        if self._sampler is None or self._sampler.outlook is None:
+            return 1.0
+        asked = [number for number in self._pending if not self._trials[number].measurements]
+        return stopping.expected_gain(self._sampler.outlook, [*asked, *self._sampler.open_numbers])
+
+    def left(self, spent: str = "") -> Left:
+        """What stays unmeasured when the study ends here, and what all of its times, the finals' too, promise of that.
+
+        Args:
+            spent: the budget of the sweep that ended the exploration, if one did.
+        """
+        limit = spent if not self.ended else "trials" if self._is_limited else ""
+        outlook = self._sampler.foresee(dict(enumerate(self._trials))) if self._sampler is not None else None
+        return stopping.left(self._trials, outlook, limit)
 
     def _take(self, number: int, answer: Answer) -> None:
         trial = self._trials[number]
@@ -321,13 +334,6 @@ class StudySearch:
             room = min(room, NUM_ALIKE - self.num_tried)
         return max(0, room)
 
-    def _exhausted(self, sampler: StudySampler) -> str:
-        if sampler.open_numbers:
-            return f"budget of {self._max_trials} trials used"
-        if self.closed:
-            return f"nothing is left open: {self.num_tried} candidates measured, {len(self.closed)} buckets closed"
-        return f"space exhausted: all {self.num_tried} distinct candidates tried"
-
     def _end(self, reason: str) -> None:
         self.ended = self.ended or reason
 
@@ -336,7 +342,7 @@ class StudySearch:
         assert self._sampler is not None
         for number in sorted(self._told):
             self._sampler.tell(self._trials[number])
-        self._end(decisions.hopeless(self._trials))
+        self._end(stopping.hopeless(self._trials))
         outlook = self._sampler.outlook
         if outlook is None:
             return []
@@ -372,7 +378,7 @@ class StudySearch:
 
     def _consider_stopping(self, outlook: Outlook) -> None:
         assert self._sampler is not None
-        gain = decisions.plausible_gain(outlook, self._sampler.open_numbers)
+        gain = stopping.plausible_gain(outlook, self._sampler.open_numbers)
         self._num_calm = self._num_calm + 1 if gain < self._stop_gain else 0
         if self._num_calm >= PATIENCE and not self._look_around():
             self._end(f"no open candidate can plausibly save {self._stop_gain:.1%} (the best of them {gain:.2%})")
