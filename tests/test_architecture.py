@@ -119,6 +119,7 @@ HOUSE = """
 
     plan                    torch
     dispatch
+    turns
     builds
     pasts
     minutes

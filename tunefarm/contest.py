@@ -20,6 +20,7 @@ from tunefarm.plan import Call, PlannedStudy
 from tunefarm.search.decisions import Request
 from tunefarm.search.rungs import FINALS, RUNGS, Rung
 from tunefarm.search.search import StudySearch
+from tunefarm.search.stopping import NEGLIGIBLE, NUM_ALIKE
 from tunefarm.search.transfer import Past
 from tunefarm.spec.experiment import Experiment
 from tunefarm.study import Status, StudyResult
@@ -44,6 +45,7 @@ class Contest:
         incumbent: the config an earlier pack holds for this problem.
         kernel: name of the kernel.
         pasts: what is known of its other studies.
+        share: of the study's weight in that of all studies of the sweep.
         best_ms: best median after each measured candidate, for people.
         tally: what it costs, and what the meter wants people to know.
         finals: its end, once it is reached.
@@ -57,6 +59,7 @@ class Contest:
     incumbent: Config | None = None
     kernel: str = ""
     pasts: Sequence[Past] = ()
+    share: float = 1.0
     best_ms: list[float] = field(default_factory=list)
     tally: Tally = field(init=False)
     finals: Finals | None = None
@@ -217,7 +220,7 @@ class Contest:
         idle = self.eager or self.planned.target.meter == "replay"
         ahead = () if idle else search.wants_builds(self.experiment.search.batch)
         likely = tuple((self.planned.call, search.trials[n].config) for n in ahead)
-        got = yield Want(questions=tuple(questions), ahead=likely)
+        got = yield Want(questions=tuple(questions), ahead=likely, claim=self._claim(search))
         self._spent = got.spent
         found: dict[Request, Answer] = {}
         lost: list[Request] = []
@@ -234,6 +237,13 @@ class Contest:
             # Each of a lost batch is tried by itself, so that one candidate cannot cost the others.
             found |= yield from self._ask(search, [[request] for request in lost])
         return found
+
+    def _claim(self, search: StudySearch) -> float:
+        """See `Want.claim`. A study of which nothing could be timed is not first for longer than it may yet give up."""
+        if not self.best_ms and search.num_tried < NUM_ALIKE:
+            return 1.0
+        gain = search.expected_gain
+        return self.share * gain if gain >= NEGLIGIBLE else 0.0
 
     def _candidate(self, search: StudySearch, number: int) -> Candidate:
         trial = search.trials[number]

@@ -102,6 +102,21 @@ class Dispatch:
         return self._state.spent
 
     @property
+    def is_limited(self) -> bool:
+        """Whether there is a budget that may end the measuring."""
+        budget = self._state.budget
+        return budget.wall_s is not None or budget.gpu_held_s is not None
+
+    @property
+    def depth(self) -> int:
+        """Jobs that a measuring worker may have in flight."""
+        return self._state.limits.depth
+
+    def num_measuring(self, where: str) -> int:
+        """Workers that measure on a device, or anywhere if it is empty; those in quarantine do not count."""
+        return self._state.roster.size(("measure", where))
+
+    @property
     def held_s(self) -> float:
         """Seconds that GPUs were held, each from its worker's first job's start to its last job's end."""
         return sum(last - first for first, last in self._held.values())

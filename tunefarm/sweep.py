@@ -2,7 +2,7 @@
 
 plan       studies and candidates                       plan.py
 contests   build, explore, finals, crown: one a study   contest.py and finals.py, over bench and search; unify.py
-dispatch   who works on what                            dispatch.py, over schedule and fleet
+dispatch   who works on what, and whose turn it is      dispatch.py and turns.py, over schedule and fleet
 record     every step in the ledger; MLflow mirrors     record
            it, and an Optuna storage its trials         search.mirror
 """
@@ -30,6 +30,7 @@ from tunefarm.seams import Ledger, Mirror
 from tunefarm.search.transfer import Past
 from tunefarm.spec.experiment import Resolved
 from tunefarm.study import StudyResult
+from tunefarm.turns import Turns
 from tunefarm.unify import families, unify
 from tunefarm.wants import Got, Steps, Want
 
@@ -102,9 +103,11 @@ class Sweep:
         self._mirror = mirror
         self._dispatch, self._board, self._tracker, self._watcher = dispatch, board, tracker, watcher
         self._experiment = resolved.experiment
+        self._turns = Turns(dispatch)
         missing = self._missing(planned)
         self._num_builds = missing if missing * BUILD_S / max(1, num_builders) <= EAGER_S else 0
         eager = not missing or self._num_builds > 0
+        weight = sum(study.study.weight for study in planned)
         self.contests = [
             _contest(
                 resolved,
@@ -113,6 +116,7 @@ class Sweep:
                 eager,
                 incumbents or {},
                 pasts,
+                study.study.weight / weight,
             )
             for study in planned
         ]
@@ -182,6 +186,7 @@ class Sweep:
         for desk in self._desks:
             self._resume(desk, None, ended)
         self._open_finals(ended)
+        self._turns.serve()
         while len(ended) < len(self._desks):
             done = self._dispatch.wait()
             if not done:
@@ -192,6 +197,7 @@ class Sweep:
             for desk in ready:
                 self._resume(desk, self._got(desk), ended)
             self._open_finals(ended)
+            self._turns.serve()
             self._watcher.moved(self._board, self.contests)
         return [ended[id(desk)] for desk in self._desks]
 
@@ -232,13 +238,16 @@ class Sweep:
                 self._wait_for(desk, job_id)
         for call, config in desk.want.ahead:
             self._build_job(call, config, jobs, priority=0)
-        names = []
+        asked = []
         for question in desk.want.questions:
             self._num_questions += 1
-            names.append(name := f"measure:{self._num_questions}")
-            jobs.append(measure_job(name, question))
-            self._wait_for(desk, name)
-        desk.questions, desk.answers = tuple(names), {}
+            asked.append(measure_job(f"measure:{self._num_questions}", question))
+            self._wait_for(desk, asked[-1][0].id)
+        desk.questions, desk.answers = tuple(job.id for job, _ in asked), {}
+        if asked and not desk.want.is_final:
+            self._turns.wait(asked, desk.want.claim)
+        else:
+            jobs += asked
         if jobs:
             self._dispatch.submit(jobs)
 
@@ -265,6 +274,7 @@ class Sweep:
         """Takes in a finished job; returns the contests that have all they waited for."""
         if done.error is not None:
             raise located(done.error, self._experiment)
+        self._turns.end(done.job)
         desks = self._by_job.pop(done.job, [])
         if done.job in self._building:
             self._building.discard(done.job)
@@ -299,7 +309,7 @@ class Sweep:
 
 def _contest(
     resolved: Resolved, planned: PlannedStudy, minutes: Minutes, eager: bool, incumbents: dict[str, Config],
-    pasts: Sequence[Past],
+    pasts: Sequence[Past], share: float,
 ) -> Contest:  # fmt: skip
     """A contest on the terms under which it was first begun, if the ledger knows them: they decide what it asks."""
     incumbent = incumbents.get(minutes.study)
@@ -310,5 +320,5 @@ def _contest(
         incumbent = incumbent if incumbent in planned.candidates else None
     return Contest(
         experiment=resolved.experiment, planned=planned, minutes=minutes, eager=eager, incumbent=incumbent,
-        kernel=resolved.workload.signature.kernel, pasts=pasts,
+        kernel=resolved.workload.signature.kernel, pasts=pasts, share=share,
     )  # fmt: skip

@@ -23,12 +23,16 @@ class Want:
         builds: what must be compiled: a config for a call.
         questions: to be measured.
         ahead: what is worth compiling meanwhile; nobody waits for it.
+        claim: how much the study expects of it, from 0 to 1: of several that wait for a worker the greatest is served
+            first. What is expected is a share of the study's time, weighted by the study's share of all weights; 1
+            while nothing is known.
         essential: the builds are wanted though the budget is spent, as for finals.
     """
 
     builds: tuple[tuple[Call, Config], ...] = ()
     questions: tuple[Question, ...] = ()
     ahead: tuple[tuple[Call, Config], ...] = ()
+    claim: float = 1.0
     essential: bool = False
 
     @property

@@ -22,6 +22,9 @@ PATIENCE = 2
 STOPPING_SIGMAS = 2.0
 """How much better than expected an open candidate may plausibly be, when a study considers to stop."""
 
+NEGLIGIBLE = 1e-4
+"""Less than this is not expected but noise: studies with no more to gain are equals, whatever their weights."""
+
 NUM_ALIKE = 10
 """Failures in a row, all alike and nothing but failures so far, after which a study gives up."""
 

@@ -1,0 +1,81 @@
+"""Turns: which study's questions are measured next, where several wait for the same workers.
+
+The schedule gives a worker its next job the moment one ends, before the study that this was for can say what it wants
+next: of two studies each would get every other turn, whatever their claims. So questions wait here, and the schedule is
+handed only what may start. In what order studies are measured changes no decision of theirs; where a budget ends, it
+has been spent where most was expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tunefarm.dispatch import Dispatch
+from tunefarm.schedule.events import Job
+
+NEAR = 0.5
+"""Under a budget, the next questions are put behind those on a worker only if their claim is at least this share of
+theirs. Otherwise the worker rather waits, some milliseconds, for the study that it measures to go on."""
+
+Task: TypeAlias = tuple[Job, Callable[[], object]]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Turn:
+    """What one study wants measured at a time, all of it in one place.
+
+    Attributes:
+        tasks: the jobs.
+        claim: how much is expected of it, see `wants.Want.claim`.
+        left: ids of the jobs that have not ended.
+    """
+
+    tasks: Sequence[Task]
+    claim: float
+    left: set[str]
+
+    @property
+    def where(self) -> str:
+        return self.tasks[0][0].where
+
+
+class Turns:
+    """Hands questions to the dispatch as workers come free for them, those with the greatest claim first.
+
+    Args:
+        dispatch: who works.
+    """
+
+    def __init__(self, dispatch: Dispatch) -> None:
+        self._dispatch = dispatch
+        self._waiting: list[_Turn] = []
+        self._begun: list[_Turn] = []
+
+    def wait(self, tasks: Sequence[Task], claim: float) -> None:
+        """Puts the questions of a study behind those of equal claim; `serve` begins them."""
+        self._waiting.append(_Turn(tasks=tasks, claim=claim, left={job.id for job, _ in tasks}))
+
+    def serve(self) -> None:
+        """Begins what may begin. Once a budget is spent that is everything: the schedule gives it up."""
+        for turn in sorted(self._waiting, key=lambda turn: -turn.claim):
+            if self._dispatch.spent or self._may_begin(turn):
+                self._waiting.remove(turn)
+                self._begun.append(turn)
+                self._dispatch.submit(turn.tasks)
+
+    def end(self, job_id: str) -> None:
+        """Takes note that a job has ended."""
+        for turn in self._begun:
+            turn.left.discard(job_id)
+        self._begun = [turn for turn in self._begun if turn.left]
+
+    def _may_begin(self, turn: _Turn) -> bool:
+        ahead = [other.claim for other in self._begun if other.where == turn.where]
+        # Without any worker the schedule is to know what waits for one, and to lose patience.
+        num_workers = max(1, self._dispatch.num_measuring(turn.where))
+        if len(ahead) < num_workers:
+            return True
+        is_near = not self._dispatch.is_limited or turn.claim >= NEAR * max(ahead)
+        return is_near and len(ahead) < num_workers * self._dispatch.depth
