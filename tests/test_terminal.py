@@ -76,7 +76,7 @@ def test_what_a_limit_left_on_the_table_is_said_where_it_matters(played: farm.Pl
     assert "left unmeasured" not in study_line(won)
     assert left_line(played.results) == ""
     poor = replace(won, left=Left(num=12, expected_gain=0.0234, plausible_gain=0.31, limit="wall_s"))
-    text = "12 left unmeasured by the budget of wall_s, of which the best is expected to save 2.3% and may 31%"
+    text = "12 left unmeasured by the budget of wall_s, the best of which is expected to save 2.3% and may save 31%"
     assert f" replayed, {text}; best BLOCK=128" in study_line(poor)
     calm = replace(won, left=Left(num=12, expected_gain=0.0001, plausible_gain=0.009, limit="trials"))
     assert "left unmeasured" not in study_line(calm)

@@ -115,14 +115,14 @@ def test_no_study_decides_otherwise_for_its_weight(tmp_path: Path, fleet: Fleet,
     assert {tuple(sorted(measured(each.ledger))) for each in played} == {tuple(sorted(measured(played[0].ledger)))}
 
 
-# ---- one worker that does what it is told, when it is told ----
+# ---- workers that do what they are told, when they are told ----
 
 
 class Patient:
-    """A fleet of one GPU whose jobs end when they are told to."""
+    """A fleet of GPUs whose jobs end when they are told to."""
 
-    def __init__(self) -> None:
-        self.workers: Sequence[Worker] = (Worker(name="g", role="measure", device=GPU),)
+    def __init__(self, num: int) -> None:
+        self.workers: Sequence[Worker] = [Worker(name=f"g{i}", role="measure", device=GPU) for i in range(num)]
         self.begun: list[tuple[str, Future[Any]]] = []
 
     def submit(self, job: Callable[[], Any], where: str) -> Future[Any]:
@@ -136,8 +136,8 @@ class Patient:
 class Office:
     """Turns over that fleet."""
 
-    def __init__(self, budget: Budget | None) -> None:
-        self.fleet = Patient()
+    def __init__(self, budget: Budget | None, num: int = 1) -> None:
+        self.fleet = Patient(num)
         self.dispatch = Dispatch(self.fleet, budget=budget)
         self.turns = Turns(self.dispatch)
 
@@ -180,6 +180,12 @@ def test_under_a_budget_a_worker_waits_for_a_claim_that_is_far_greater() -> None
     assert office.wait({"a": 0.8, "b": 0.8 * NEAR}) == ["a", "b"]
     office = Office(None)
     assert office.wait({"a": 0.8, "b": 0.01}) == ["a", "b"]
+
+
+def test_a_worker_without_work_takes_what_there_is() -> None:
+    office = Office(RICH, num=2)
+    assert office.wait({"a": 0.8, "b": 0.1, "c": 0.1, "d": 0.5}) == ["a", "d"]
+    assert office.end("a") == ["a", "d", "b"]
 
 
 def test_places_do_not_wait_for_each_other() -> None:

@@ -72,7 +72,9 @@ def _left_text(left: Left) -> str:
     what = f"{left.num} left unmeasured by the budget of {left.limit}"
     if left.expected_gain is None or left.plausible_gain is None:
         return what
-    return f"{what}, of which the best is expected to save {left.expected_gain:.1%} and may {left.plausible_gain:.0%}"
+    return (
+        f"{what}, the best of which is expected to save {left.expected_gain:.1%} and may save {left.plausible_gain:.0%}"
+    )
 
 
 def _cut(message: str, length: int = 80) -> str:

@@ -56,8 +56,9 @@ def left(trials: Sequence[Trial], outlook: Outlook | None, limit: str) -> Left:
         return Left(num=len(numbers), limit=limit)
     return Left(
         num=len(numbers),
-        expected_gain=expected_gain(outlook, numbers),
-        plausible_gain=plausible_gain(outlook, numbers),
+        # Rounded, so that a driver that goes on, be it elsewhere, says the same again.
+        expected_gain=round(expected_gain(outlook, numbers), 6),
+        plausible_gain=round(plausible_gain(outlook, numbers), 6),
         limit=limit,
     )
 
