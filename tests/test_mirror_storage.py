@@ -86,6 +86,8 @@ def test_a_journal_that_was_damaged_or_lost_costs_one_notice_or_none(tmp_path: P
     path.write_bytes(b"not a journal\n" + good)
     (notice,) = mirror(storage, trials())
     assert notice.startswith(f"Optuna storage {storage} lacks ")
+    assert "optuna.log is no Optuna journal: name another file, or remove it" in notice
+    assert path.read_bytes() == b"not a journal\n" + good
     path.unlink()
     assert mirror(storage, trials()) == []
     assert len(shown(storage).trials) == 3

@@ -180,6 +180,9 @@ def test_files_that_teach_nothing(tmp_path: Path) -> None:
         read_pasts(tmp_path / "gone.jsonl", "mine", [])
     open_ledger(tmp_path / "empty.jsonl", {"experiment": "fill"}).close()
     assert read_pasts(tmp_path / "empty.jsonl", "mine", []) == []
+    (tmp_path / "notes.txt").write_text("BLOCK=64 was fast\n")
+    with pytest.raises(UserError, match=r"notes\.txt: is no ledger and no landscape"):
+        read_pasts(tmp_path / "notes.txt", "mine", [])
 
 
 def test_a_file_to_learn_from_that_is_not_there_is_said_before_any_work(tmp_path: Path, store: Path) -> None:

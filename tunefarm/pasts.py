@@ -33,7 +33,7 @@ def read_pasts(path: Path, kernel: str, configs: Iterable[Config], *, conditions
     Raises:
         LandscapeError: the landscape is missing, damaged or of another format.
         LedgerError: the same of a ledger.
-        UserError: the file holds other kernels only.
+        UserError: the file is no ledger, or holds other kernels only.
     """
     by_key = {config.key: config for config in configs}
     kernels: set[str] = set()
@@ -50,6 +50,9 @@ def read_pasts(path: Path, kernel: str, configs: Iterable[Config], *, conditions
         ]  # fmt: skip
     else:
         stories = _stories(path, kernel, conditions, kernels)
+        # A sweep's own ledger, which comes with conditions, may have lost its only line with a driver that died.
+        if not conditions and next(iter(read_events(path)), None) is None:
+            raise UserError("is no ledger and no landscape", file=str(path), hint="see search.learn_from")
     if kernels and kernel not in kernels:
         raise UserError(
             f"holds studies of kernel {', '.join(sorted(kernels))}, and this one is {kernel}",

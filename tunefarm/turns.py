@@ -19,7 +19,7 @@ NEAR = 0.5
 """Under a budget, the next questions are put behind those on a worker only if their claim is at least this share of
 theirs. Otherwise the worker rather waits, some milliseconds, for the study that it measures to go on."""
 
-Task: TypeAlias = tuple[Job, Callable[[], object]]
+Errand: TypeAlias = tuple[Job, Callable[[], object]]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -27,18 +27,18 @@ class _Turn:
     """What one study wants measured at a time, all of it in one place.
 
     Attributes:
-        tasks: the jobs.
+        errands: the jobs.
         claim: how much is expected of it, see `wants.Want.claim`.
         left: ids of the jobs that have not ended.
     """
 
-    tasks: Sequence[Task]
+    errands: Sequence[Errand]
     claim: float
     left: set[str]
 
     @property
     def where(self) -> str:
-        return self.tasks[0][0].where
+        return self.errands[0][0].where
 
 
 class Turns:
@@ -53,9 +53,9 @@ class Turns:
         self._waiting: list[_Turn] = []
         self._begun: list[_Turn] = []
 
-    def wait(self, tasks: Sequence[Task], claim: float) -> None:
+    def wait(self, errands: Sequence[Errand], claim: float) -> None:
         """Puts the questions of a study behind those of equal claim; `serve` begins them."""
-        self._waiting.append(_Turn(tasks=tasks, claim=claim, left={job.id for job, _ in tasks}))
+        self._waiting.append(_Turn(errands=errands, claim=claim, left={job.id for job, _ in errands}))
 
     def serve(self) -> None:
         """Begins what may begin. Once a budget is spent that is everything: the schedule gives it up."""
@@ -63,7 +63,7 @@ class Turns:
             if self._dispatch.spent or self._may_begin(turn):
                 self._waiting.remove(turn)
                 self._begun.append(turn)
-                self._dispatch.submit(turn.tasks)
+                self._dispatch.submit(turn.errands)
 
     def end(self, job_id: str) -> None:
         """Takes note that a job has ended."""

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from sitting import end_well, live_arch, retime, row_of, run, sweep, variant
+from sitting import end_well, live_arch, positive, retime, row_of, run, sweep, variant
 
 from tunefarm.config import Config
 from tunefarm.document import canonical, write_atomic
@@ -121,13 +121,6 @@ def space_of(text: str) -> tuple[str, list[int]]:
         return name, [int(value) for value in values.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE,VALUE with whole numbers") from None
-
-
-def positive(text: str) -> int:
-    """A whole number of at least one."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def compare(experiment: Path, folder: Path, fleet: str, deadline: float) -> bool:

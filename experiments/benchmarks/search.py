@@ -33,9 +33,10 @@ import peers
 from curves import picture
 from recordings import Space, load_spaces
 from replays import Run, at_random, learning, optuna_sampler, ours
+from sitting import end_well, positive
 
 from tunefarm.document import write_atomic
-from tunefarm.errors import TunefarmError, UserError
+from tunefarm.errors import UserError
 
 AFTER = (10, 20, 30, 50, 100, 200)
 WITHIN = (0.05, 0.02, 0.01)
@@ -250,10 +251,17 @@ def main() -> None:
         "--only", type=names, default=list(DEFAULT), metavar="NAME,...",
         help=f"of {', '.join((*STRATEGIES, *peers.NAMES))}; default: {','.join(DEFAULT)}",
     )  # fmt: skip
-    parser.add_argument("--seeds", type=int, default=30, metavar="N", help="default: %(default)s")
-    parser.add_argument("--budget", type=int, metavar="N", help="candidates measured at most; default: 60, large: 200")
-    parser.add_argument("--least", type=int, default=150, metavar="N", help="candidates of a problem; default: 150")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="processes; default: one a CPU")
+    num: dict[str, Any] = {"type": positive, "metavar": "N"}
+    parser.add_argument("--seeds", **num, default=30, help="default: %(default)s")
+    parser.add_argument(
+        "--budget", **num, help="candidates measured at most; default: 60, large: 200"
+    )
+    parser.add_argument(
+        "--least", **num, default=150, help="candidates of a problem; default: 150"
+    )
+    parser.add_argument(
+        "--jobs", **num, default=os.cpu_count(), help="processes; default: one a CPU"
+    )
     parser.add_argument("--each", action="store_true", help="a line for each problem, too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the figures for machines")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="the picture")
@@ -262,24 +270,19 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     scores: list[Score] = []
     began = time.monotonic()
-    try:
-        for found in compare(
-            arguments.paths, arguments.only, seeds=arguments.seeds, least=arguments.least, jobs=arguments.jobs,
-            budget=arguments.budget,
-        ):  # fmt: skip
-            scores.append(found)
-            reached = f"{found.evaluations[1]:6.1f} to 1 %"
-            print(
-                f"{time.monotonic() - began:6.0f} s  {found.space:48s} {found.strategy:26s} {reached}", file=sys.stderr
-            )
-            if arguments.json is not None:
-                write_atomic(arguments.json, json.dumps([asdict(s) for s in scores], indent=1).encode())
-    except TunefarmError as e:
-        sys.exit(str(e))
+    for found in compare(
+        arguments.paths, arguments.only, seeds=arguments.seeds, least=arguments.least, jobs=arguments.jobs,
+        budget=arguments.budget,
+    ):  # fmt: skip
+        scores.append(found)
+        reached = f"{found.evaluations[1]:6.1f} to 1 %"
+        print(f"{time.monotonic() - began:6.0f} s  {found.space:48s} {found.strategy:26s} {reached}", file=sys.stderr)
+        if arguments.json is not None:
+            write_atomic(arguments.json, json.dumps([asdict(s) for s in scores], indent=1).encode())
     print(table(scores, each=arguments.each))
     if arguments.svg is not None:
         write_atomic(arguments.svg, picture(progress(scores), AFTER).encode())
 
 
 if __name__ == "__main__":
-    main()
+    end_well(main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -41,6 +42,13 @@ def variant(path: Path, **sections: Any) -> Iterator[Path]:
         yield written
     finally:
         written.unlink()
+
+
+def positive(text: str) -> int:
+    """A whole number of at least one."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def end_well(main: Callable[[], None]) -> None:

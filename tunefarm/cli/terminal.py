@@ -20,7 +20,7 @@ def console(*, stderr: bool = False) -> Console:
     """A terminal that is plain where it must be."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, emoji=False)
 
 
 def study_line(result: StudyResult) -> str:

@@ -90,7 +90,7 @@ class Hints:
 
     def __init__(self, *, name: str, params: Sequence[Mapping[str, Value]], order: Sequence[int], seed: int) -> None:
         make, is_ordinal = HINTED[name]
-        self.study = optuna.create_study(sampler=make(seed))
+        self.study = optuna.create_study(sampler=make(seed % 2**32))  # NumPy takes no larger seed from Optuna
         choices = {n: list(distribution.choices) for n, distribution in distributions(params).items()}
         self._ordinal = {n for n, values in choices.items() if is_ordinal(values)}
         self._space = {

@@ -297,13 +297,20 @@ def _connect(storage: str) -> Any:
 
 
 def _drop_torn_line(path: Path, lock: optuna.storages.journal.JournalFileSymlinkLock) -> None:
-    """Cuts a journal back to its last whole line: what Optuna appends behind a torn one nobody can read any more."""
+    """Cuts a journal back to its last whole line: what Optuna appends behind a torn one nobody can read any more.
+
+    Raises:
+        ValueError: the file is no journal; it is left as it is.
+    """
     if not path.exists():
         return
     lock.acquire()
     try:
         with path.open("rb+") as journal:
-            journal.truncate(journal.read().rfind(b"\n") + 1)
+            lines = journal.read()
+            if lines and not lines.startswith(b"{"):
+                raise ValueError(f"{path.name} is no Optuna journal: name another file, or remove it")
+            journal.truncate(lines.rfind(b"\n") + 1)
     finally:
         lock.release()
 
