@@ -253,15 +253,9 @@ def main() -> None:
     )  # fmt: skip
     num: dict[str, Any] = {"type": positive, "metavar": "N"}
     parser.add_argument("--seeds", **num, default=30, help="default: %(default)s")
-    parser.add_argument(
-        "--budget", **num, help="candidates measured at most; default: 60, large: 200"
-    )
-    parser.add_argument(
-        "--least", **num, default=150, help="candidates of a problem; default: 150"
-    )
-    parser.add_argument(
-        "--jobs", **num, default=os.cpu_count(), help="processes; default: one a CPU"
-    )
+    parser.add_argument("--budget", **num, help="candidates measured at most; default: 60, large: 200")
+    parser.add_argument("--least", **num, default=150, help="candidates of a problem; default: 150")
+    parser.add_argument("--jobs", **num, default=os.cpu_count(), help="processes; default: one a CPU")
     parser.add_argument("--each", action="store_true", help="a line for each problem, too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the figures for machines")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="the picture")
