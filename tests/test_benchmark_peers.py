@@ -21,7 +21,6 @@ import replays  # isort: skip
 import search  # isort: skip
 
 needs_kernel_tuner = pytest.mark.skipif(not find_spec("kernel_tuner"), reason="needs pip install kernel-tuner")
-needs_cmaes = pytest.mark.skipif(not find_spec("cmaes"), reason="needs pip install cmaes")
 
 
 def rough(folder: Path) -> recordings.Space:
@@ -175,7 +174,6 @@ def test_a_sampler_that_sees_places_hears_the_time_of_what_was_measured_in_its_s
     assert all(0 <= place <= 16 for params, _, _ in samplers[0].ended for place in params.values())
 
 
-@needs_cmaes
 def test_cmaes_searches_the_list(tmp_path: Path) -> None:
     space = bowl(tmp_path)
     (run,) = peers.contenders("optuna-cmaes").values()

@@ -194,7 +194,7 @@ def redrawn_ms(space: Space, number: int, rng: random.Random) -> float | None:
 
 def choices(space: Space) -> dict[str, list[Any]]:
     """Values of each param and option, ascending; the names as configs have them, by which samplers draw."""
-    from tunefarm.search.sampler import distributions
+    from tunefarm.search.hints import distributions
 
     flats = [config.flat for config in space.configs]
     known = distributions(flats)

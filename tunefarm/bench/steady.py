@@ -168,9 +168,10 @@ def disturbance(seen: Mapping[str, Any], drift: float) -> str:
     """
     if seen.get("num_others"):
         return f"contended: {seen['num_others']} other processes computed on the GPU"
-    if slowed := sorted(SLOWDOWNS.intersection(str(seen.get("throttle", "")).split())):
+    throttle = str(seen.get("throttle", "")).split()
+    if slowed := sorted(SLOWDOWNS.intersection(throttle)):
         return f"throttled: {' '.join(slowed)} at {seen.get('sm_mhz')} MHz, {seen.get('temperature_c')} degrees C"
-    if drift > (MAX_CAPPED_DRIFT if CAPPED in str(seen.get("throttle", "")).split() else MAX_DRIFT):
+    if drift > (MAX_CAPPED_DRIFT if CAPPED in throttle else MAX_DRIFT):
         return f"drift: a fixed piece of work took {1 + drift:.0%} of its usual time"
     return ""
 

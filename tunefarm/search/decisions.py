@@ -108,7 +108,7 @@ def closing(bucket: Bucket, trials: Sequence[Trial], open_numbers: Sequence[int]
     sigmas = outlook.wary(CLOSING_SIGMAS)
     if len(clean) >= CLOSING_CLEAN and min(clean) > CLOSING_RATIO:
         evidence = f"{len(clean)} members measured, the fastest at {min(clean):.2f}x the incumbent"
-    elif (bound := float(outlook.bound(sigmas)[list(open_numbers)].min())) > 1.0:
+    elif (bound := float(outlook.bound(sigmas, list(open_numbers)).min())) > 1.0:
         evidence = f"its best open member is at {bound:.2f}x the incumbent or slower ({sigmas:.1f} sigma)"
     else:
         return None

@@ -56,9 +56,14 @@ class Outlook:
         """So many standard deviations, or as many as one of the known times has turned out better than expected."""
         return max(sigmas, self._surrogate.surprise)
 
-    def bound(self, sigmas: float) -> Vectors:
-        """Time of every candidate over the incumbent's, when `sigmas` standard deviations better than expected."""
-        return np.asarray(np.exp(self.mean - sigmas * self.std - self.best))
+    def bound(self, sigmas: float, numbers: Sequence[int] | slice = slice(None)) -> Vectors:
+        """Time of candidates over the incumbent's, when `sigmas` standard deviations better than expected.
+
+        Args:
+            sigmas: how many.
+            numbers: the candidates; all if left out.
+        """
+        return np.asarray(np.exp(self.mean[numbers] - sigmas * self.std[numbers] - self.best))
 
     def choose(self, open_numbers: Sequence[int], num: int) -> list[int]:
         """Candidates to measure next.

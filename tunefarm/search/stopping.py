@@ -40,7 +40,7 @@ def plausible_gain(outlook: Outlook, numbers: Sequence[int]) -> float:
     """Fraction of the incumbent's time that the most hopeful of some candidates could plausibly save; 0 without one."""
     if not numbers:
         return 0.0
-    return max(0.0, 1.0 - float(outlook.bound(outlook.wary(STOPPING_SIGMAS))[list(numbers)].min()))
+    return max(0.0, 1.0 - float(outlook.bound(outlook.wary(STOPPING_SIGMAS), list(numbers)).min()))
 
 
 def left(trials: Sequence[Trial], outlook: Outlook | None, limit: str) -> Left:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -60,15 +61,17 @@ class Surrogate:
         # Rows of `whitened` are what the data, and later each pending point, explain of every candidate.
         self._whitened = unmix @ _matern(_squared(train, points, self._scales))
         self._mean = (unmix @ targets) @ self._whitened
-        self._surprise = _surprise(unmix, targets)
+        self._unmix, self._targets = unmix, targets
 
-    @property
+    @cached_property
     def surprise(self) -> float:
         """By how many standard deviations one of the known values, left out, is below what the others promise of it.
 
         The greatest such number, or 0. Where a space has needles it is far more than a normal distribution would have.
+        Source: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006, eq. 5.12.
         """
-        return self._surprise
+        inverse = self._unmix.T @ self._unmix
+        return float(np.maximum(-(inverse @ self._targets) / np.sqrt(np.diagonal(inverse)), 0.0).max())
 
     @property
     def noise(self) -> float:
@@ -85,15 +88,6 @@ class Surrogate:
         row = _matern(_squared(self._points[[index]], self._points, self._scales))[0]
         row = row - self._whitened[:, index] @ self._whitened
         self._whitened = np.vstack([self._whitened, row / math.sqrt(max(row[index], 1e-12) + self._noise)])
-
-
-def _surprise(unmix: Vectors, targets: Vectors) -> float:
-    """See `Surrogate.surprise`. `unmix` (n, n) is the inverse of the covariance's lower Cholesky factor.
-
-    Source: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006, eq. 5.12.
-    """
-    inverse = unmix.T @ unmix
-    return float(np.maximum(-(inverse @ targets) / np.sqrt(np.diagonal(inverse)), 0.0).max())
 
 
 def _likeliest(points: Vectors, targets: Vectors, seed: int) -> tuple[Vectors, float]:
