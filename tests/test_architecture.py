@@ -57,6 +57,7 @@ HOUSE = """
     bench.build             triton
     bench.store
     bench.verify            torch
+    bench.driver
     bench.telemetry         torch pynvml
     bench.meter
     bench.replay
@@ -96,6 +97,7 @@ HOUSE = """
     fleet.cpus
     fleet.parcel
     fleet.process
+    fleet.relay
     fleet.post
     fleet.inline
     fleet.ray               ray

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import test_fleet
-from test_fleet import retire, run, say
+from test_fleet import retire, run, say, wait_until
 
 from tunefarm.device import Device, nominal
 from tunefarm.errors import InfrastructureError, SpecError
 from tunefarm.fleet.inline import InlineFleet
 from tunefarm.fleet.ray import RayFleet
 
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
 ray_cluster = test_fleet.ray_cluster
 H100 = nominal("sm_90")
 
@@ -54,12 +54,15 @@ def mark() -> None:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_build_workers_of_a_ray_cluster_warm_up_before_their_first_job_and_nobody_else_does() -> None:
+def test_build_workers_of_a_ray_cluster_load_before_their_first_job_and_a_gpu_of_others_is_not_held_for_that() -> None:
     fleet = RayFleet(probe=a_device, warm=mark, num_measure=1)
     try:
+        assert wait_until(lambda: ray.available_resources().get("GPU") == 2)
         warmed = {w.name: run(fleet, partial(say, "WARMED_UP"), w.name) for w in fleet.workers}
         assert warmed == {"measure-0": None} | {w.name: "yes" for w in fleet.workers if w.role == "build"}
         assert len(warmed) > 1
+        run(fleet, partial(retire, 0), "measure-0")
+        assert run(fleet, partial(say, "WARMED_UP"), "measure-0") == "yes"  # It had a spare from its first job on.
     finally:
         fleet.close()
 

@@ -36,7 +36,6 @@ from tunefarm.spec.workload import WorkloadRef, load_workload
 from tunefarm.trial import PREPARE, Build, Failure, Outcome
 from tunefarm.will import leave
 
-_BORN = time.monotonic()
 _meters: dict[str, Meter] = {}
 _paces: dict[tuple[WorkloadRef, FrozenMap[Value]], Pace] = {}
 _watch = Watch()
@@ -146,7 +145,7 @@ def _step_back() -> None:
 
 
 def warm_up() -> None:
-    """Loads what building takes, which costs a process some seconds."""
+    """Loads what building and measuring take, which costs a process many seconds; a GPU is left alone."""
     import torch  # noqa: F401
     import triton.compiler  # noqa: F401
 
@@ -312,7 +311,8 @@ class _Sitting:
         self._meter.prepare(self._question)
         if not _started:
             # The first problem's preparation loads CUDA libraries; it is start-up, not measuring.
-            self._startup_s, self._began = time.monotonic() - _BORN, time.monotonic()
+            now = time.monotonic()
+            self._startup_s, self._began = now - self._began, now
             _started = True
         self._compiled = self._compiled if self._question.landscape else _count_compiles()
         self._toolchain = _toolchain(self._question)

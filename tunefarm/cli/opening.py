@@ -99,7 +99,7 @@ def open_fleet(kind: FleetKind, address: str | None, *, use_gpu: bool, builders:
     if not use_gpu:
         return InlineFleet([None], num_builders=builders)
     visible = _visible()
-    return InlineFleet(_probe(visible), visible=visible, num_builders=builders)
+    return InlineFleet(_probe(visible), visible=visible, num_builders=builders, warm=warm_up)
 
 
 def _visible() -> list[str]:

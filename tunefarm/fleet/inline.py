@@ -10,8 +10,10 @@ from typing import Any
 
 from tunefarm.device import Device
 from tunefarm.fleet.cpus import available_cpus
+from tunefarm.fleet.parcel import pack
 from tunefarm.fleet.post import Post, close_all
 from tunefarm.fleet.process import LocalProcess
+from tunefarm.fleet.relay import Relay
 from tunefarm.seams import Worker
 
 
@@ -26,6 +28,8 @@ class InlineFleet:
         visible: per measuring worker that holds a GPU, how the driver calls it (`0`, `GPU-5a3e...`, `MIG-...`): an
             entry of `CUDA_VISIBLE_DEVICES`. Counted from 0 if left out.
         num_builders: build workers; as many as there are CPUs to use if left out.
+        warm: run on each worker as soon as it is there, and on a spare beside each measuring worker: what loads
+            there need not be waited for later.
     """
 
     def __init__(
@@ -34,7 +38,9 @@ class InlineFleet:
         *,
         visible: Sequence[str] | None = None,
         num_builders: int | None = None,
+        warm: Callable[[], None] | None = None,
     ) -> None:
+        self._warm = warm
         gpus = iter(visible if visible is not None else map(str, range(len(devices))))
         node = socket.gethostname()
         self._workers: list[Worker] = []
@@ -47,8 +53,11 @@ class InlineFleet:
 
     def _add(self, worker: Worker, gpu: str) -> None:
         start = partial(LocalProcess, worker.name, {"CUDA_VISIBLE_DEVICES": gpu})
+        spare = pack(self._warm) if self._warm is not None and worker.role == "measure" else None
         self._workers.append(worker)
-        self._posts[worker.name] = Post(worker.name, start)
+        self._posts[worker.name] = Post(worker.name, partial(Relay, start, spare))
+        if self._warm is not None:
+            self.submit(self._warm, worker.name)
 
     @property
     def workers(self) -> Sequence[Worker]:

@@ -20,7 +20,7 @@ class Process(Protocol):
     """Something that does one job at a time and keeps its modules warm in between."""
 
     def exchange(self, payload: bytes) -> Reply:
-        """Does a packed job and waits for the reply.
+        """Does a packed job and waits for the reply; in a fresh process if it asks for one.
 
         Raises:
             WorkerLost: the process died or was killed.
@@ -107,28 +107,16 @@ class Post:
         self._discard()
 
     def _do(self, payload: bytes, future: Future[Any]) -> Reply | None:
-        """The reply to a job, in a fresh process if it asks for one; None if it was cancelled while it waited."""
-        process = self._take_up(future)
-        reply = process.exchange(payload) if process is not None else None
-        if reply is not None and reply.again:
-            with self._lock:
-                self._running = None
-            self._discard()
-            process = self._take_up(future)
-            reply = process.exchange(payload) if process is not None else None
-        return reply
-
-    def _take_up(self, future: Future[Any]) -> Process | None:
-        """The process for a job, started if need be; None if the job was cancelled while it waited."""
+        """The reply to a job; None if it was cancelled while it waited."""
         with self._lock:
             if future.cancelled():
                 future.set_running_or_notify_cancel()
                 return None
             if self._closed:
                 raise WorkerLost(f"{self._name} was closed before it came to this job")
-            self._process = self._process or self._start()
+            process = self._process = self._process or self._start()
             self._running = future
-            return self._process
+        return process.exchange(payload)
 
     def _put_down(self, future: Future[Any], answer: Reply | InfrastructureError) -> None:
         """Replaces the process where it must be, then answers. From here on the job cannot be cancelled."""

@@ -18,10 +18,11 @@ from typing import Any
 from tunefarm.device import Device
 from tunefarm.errors import InfrastructureError, SpecError, WorkerLost
 from tunefarm.fleet.cpus import available_cpus
-from tunefarm.fleet.parcel import Reply
+from tunefarm.fleet.parcel import Reply, pack
 from tunefarm.fleet.post import Post, close_all
 from tunefarm.fleet.process import LocalProcess
-from tunefarm.seams import Retire, Worker
+from tunefarm.fleet.relay import Relay
+from tunefarm.seams import Worker
 
 _TOKEN = secrets.token_hex(32)
 """What a local cluster asks of its callers; one for all, because Ray reads it once per process."""
@@ -39,12 +40,13 @@ class Actor:
         name: the worker's.
         environment: variables to set before the first job is loaded.
         path: the driver's module search path; what is not there is no harm.
+        spare: what a spare process loads, packed; see `Relay`.
     """
 
-    def __init__(self, name: str, environment: Mapping[str, str], path: Sequence[str]) -> None:
+    def __init__(self, name: str, environment: Mapping[str, str], path: Sequence[str], spare: bytes | None) -> None:
         os.environ.update(environment)
         sys.path.extend(entry for entry in path if entry not in sys.path)
-        self._process = LocalProcess(name, environment)
+        self._relay = Relay(partial(LocalProcess, name, environment), spare)
 
     def ready(self) -> None:
         """Answering at all says that there is a place."""
@@ -52,7 +54,7 @@ class Actor:
     def exchange(self, payload: bytes) -> Reply | InfrastructureError:
         """Does a packed job. A lost process is an answer too: as an exception Ray would wrap it."""
         try:
-            return self._process.exchange(payload)
+            return self._relay.exchange(payload)
         except InfrastructureError as error:
             return error
 
@@ -65,9 +67,17 @@ class RayProcess:
         options: Ray's options of the actor: what it takes up of the cluster.
         environment: variables set before its first job.
         startup_s: how long it may take to come up.
+        spare: what a spare process beside it loads, packed; None for no spare.
     """
 
-    def __init__(self, name: str, options: Mapping[str, Any], environment: Mapping[str, str], startup_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        environment: Mapping[str, str],
+        startup_s: float,
+        spare: bytes | None = None,
+    ) -> None:
         import ray
 
         self._name = name
@@ -75,7 +85,7 @@ class RayProcess:
         self._startup_s = startup_s
         self._is_up = False
         remote = ray.remote(Actor).options(max_restarts=0, max_task_retries=0, **options)
-        self._actor = remote.remote(name, dict(environment), list(sys.path))
+        self._actor = remote.remote(name, dict(environment), list(sys.path), spare)
 
     def exchange(self, payload: bytes) -> Reply:
         """Does a packed job and waits for the reply.
@@ -130,16 +140,16 @@ class RayFleet:
 
     What jobs print is kept only to be shown as the last words of a process that dies. A local cluster has no
     dashboard, sends no usage statistics, and asks every caller for a token that only this process and its children
-    know; it ends with the fleet. A process starts with its worker's first job and holds its GPU from then on; to
-    learn which GPU that is, one is started at once and ends again.
+    know; it ends with the fleet. On a cluster of others a GPU is taken up with its worker's first job, so that it is
+    free for them while this driver compiles; to learn which GPU that is, a process is started at once and ends again.
 
     Args:
         address: of a running cluster; None for a local one. If this process has joined a cluster already, that
             is used and left running.
         probe: run on each measuring worker, which then holds one GPU, to learn its device. None for measuring
             workers that replay, and hold none.
-        warm: run on each build worker as soon as it is there: what loads there while the GPUs are learnt of need not
-            be waited for later.
+        warm: run on each worker as soon as it is there, and on a spare beside each measuring worker: what loads
+            there need not be waited for later. It must not touch the GPU.
         num_measure: measuring workers; one per GPU, or one that replays, if left out.
         num_builders: build workers; one per CPU if left out.
         startup_s: how long a process may take to come up.
@@ -162,6 +172,7 @@ class RayFleet:
         self._workers: list[Worker] = []
         self._posts: dict[str, Post] = {}
         self._startup_s = startup_s
+        self._warm = warm
         self._owns_cluster = _connect(address, use_gpus=probe is not None)
         try:
             num_cpus, num_gpus = _capacity(startup_s)
@@ -172,9 +183,7 @@ class RayFleet:
             for number in range(num_measure):
                 self._add("measure", number, {"num_cpus": 0, "num_gpus": 0 if probe is None else 1})
             for number in range(_fit(num_builders, num_cpus, "CPU")):
-                builder = self._add("build", number, {"num_cpus": 1})
-                if warm is not None:
-                    self.submit(warm, builder.name)
+                self._add("build", number, {"num_cpus": 1})
             if probe is not None:
                 self._introduce(probe)
         except BaseException:
@@ -203,30 +212,41 @@ class RayFleet:
             self._owns_cluster = False
             ray.shutdown()
 
-    def _add(self, role: str, number: int, options: Mapping[str, Any]) -> Worker:
+    def _add(self, role: str, number: int, options: Mapping[str, Any]) -> None:
+        worker = Worker(name=f"{role}-{number}", role=role, node=socket.gethostname() if self._owns_cluster else "")
+        spare = pack(self._warm) if self._warm is not None and role == "measure" else None
+        self._posts[worker.name] = self._post(worker.name, options, spare)
+        self._workers.append(worker)
+        if self._warm is not None and role == "build":
+            self.submit(self._warm, worker.name)
+
+    def _post(self, name: str, options: Mapping[str, Any], spare: bytes | None = None) -> Post:
         # Ray's own rule on what a process without GPUs sees has changed between releases.
         environment = {} if options.get("num_gpus") else {"CUDA_VISIBLE_DEVICES": ""}
-        worker = Worker(name=f"{role}-{number}", role=role, node=socket.gethostname() if self._owns_cluster else "")
-        self._posts[worker.name] = Post(
-            worker.name, partial(RayProcess, worker.name, options, environment, self._startup_s)
-        )
-        self._workers.append(worker)
-        return worker
+        return Post(name, partial(RayProcess, name, options, environment, self._startup_s, spare))
 
     def _introduce(self, probe: Callable[[], Device]) -> None:
         """Learns where the measuring workers are and which GPU each holds."""
         meters = [worker for worker in self._workers if worker.role == "measure"]
-        answers = [self.submit(partial(_introduction, probe), worker.name) for worker in meters]
+        posts = {worker.name: self._posts[worker.name] for worker in meters}
+        if not self._owns_cluster:
+            posts = {name: self._post(name, {"num_cpus": 0, "num_gpus": 1}) for name in posts}
+        try:
+            answers = [posts[worker.name].submit(partial(_introduction, probe)) for worker in meters]
+            told = [answer.result() for answer in answers]
+        finally:
+            if not self._owns_cluster:
+                close_all(posts.values())
         self._workers[: len(meters)] = [
-            replace(worker, device=device, node=node)
-            for worker, (device, node) in zip(meters, [answer.result() for answer in answers], strict=True)
+            replace(worker, device=device, node=node) for worker, (device, node) in zip(meters, told, strict=True)
         ]
+        if self._warm is not None and self._owns_cluster:
+            for worker in meters:
+                self.submit(self._warm, worker.name)
 
 
-def _introduction(probe: Callable[[], Device]) -> Retire:
-    # Asking for its properties gave the process a CUDA context. It ends here, so that no GPU is held before the first
-    # measurement: compiling comes in between.
-    return Retire((probe(), socket.gethostname()))
+def _introduction(probe: Callable[[], Device]) -> tuple[Device, str]:
+    return probe(), socket.gethostname()
 
 
 def _connect(address: str | None, *, use_gpus: bool) -> bool:
