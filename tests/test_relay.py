@@ -60,8 +60,9 @@ class Counted:
 @pytest.fixture
 def open_relay(tmp_path: Path) -> Iterator[Callable[..., tuple[Relay, Counted]]]:
     relays = []
+    load_there = partial(load, tmp_path)
 
-    def open_one(warm: Callable[[], Any] | None = partial(load, tmp_path), limit: int = 100) -> tuple[Relay, Counted]:
+    def open_one(warm: Callable[[], Any] | None = load_there, limit: int = 100) -> tuple[Relay, Counted]:
         start = Counted(limit)
         relay = Relay(start, None if warm is None else pack(warm))
         relays.append(relay)

@@ -6,6 +6,9 @@ the device, however it was launched.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -329,8 +332,21 @@ def test_tf_072_a_row_that_cannot_be_compiled_here_gives_way_to_the_default(capl
 def test_the_live_device_is_the_one_that_sweeps_record() -> None:
     from tunefarm.bench.telemetry import live_device as recorded
 
-    assert live_device(0).key == recorded(0).key
-    assert live_device(0).bandwidth_gbps == recorded(0).bandwidth_gbps
+    assert live_device(0) == recorded(0)
+
+
+def test_asking_the_driver_what_a_gpu_is_takes_nothing_of_it() -> None:
+    from tunefarm.bench import telemetry
+
+    code = (
+        "import os, sys; from tunefarm.bench import telemetry; telemetry.live_device(); "
+        "assert 'torch' not in sys.modules; telemetry.uuid = lambda index: os.environ['GPU_UUID']; "
+        "print(telemetry.sample()['num_processes'])"
+    )
+    torch.zeros(1, device="cuda")
+    environment = os.environ | {"GPU_UUID": telemetry.uuid(0)}
+    asked = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert int(asked.stdout) == telemetry.sample()["num_processes"]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

@@ -6,6 +6,7 @@ import contextlib
 import enum
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from tunefarm.seams import Fleet
 from tunefarm.spec.experiment import Experiment, Resolved, load_experiment, resolve
 
 if TYPE_CHECKING:
+    from tunefarm.fleet.ray import Cluster
     from tunefarm.plan import PlannedStudy
 
 
@@ -42,7 +44,15 @@ def open_experiment(path: Path) -> Resolved:
     Raises:
         UserError: something in it makes no sense; nothing was touched then.
     """
-    experiment = load_experiment(path)
+    return import_experiment(load_experiment(path))
+
+
+def import_experiment(experiment: Experiment) -> Resolved:
+    """Imports what an experiment names.
+
+    Raises:
+        UserError: it cannot be, or does not fit together.
+    """
     try:
         import torch  # noqa: F401
         import triton  # noqa: F401
@@ -54,6 +64,21 @@ def open_experiment(path: Path) -> Resolved:
         message = f"the package {needed} is not installed"
         raise experiment.error("search.sampler", message, "pip install 'tunefarm[farm]'")
     return resolve(experiment, launch_options(), triton_version())
+
+
+@contextlib.contextmanager
+def cluster_ahead(kind: FleetKind, address: str | None, *, use_gpus: bool) -> Iterator[Cluster | None]:
+    """A local Ray cluster that starts while PyTorch is loaded, and is gone in the end.
+
+    None where the fleet needs no such cluster, or PyTorch is loaded already: then there is nothing to do meanwhile.
+    """
+    if kind is not FleetKind.RAY or address or "torch" in sys.modules:
+        yield None
+        return
+    from tunefarm.fleet.ray import Cluster
+
+    with contextlib.closing(Cluster(use_gpus=use_gpus)) as cluster:
+        yield cluster
 
 
 def has_gpu() -> bool:
@@ -76,7 +101,9 @@ def check_fleet(kind: FleetKind, address: str | None) -> None:
         )
 
 
-def open_fleet(kind: FleetKind, address: str | None, *, use_gpu: bool, builders: int | None) -> Fleet:
+def open_fleet(
+    kind: FleetKind, address: str | None, *, use_gpu: bool, builders: int | None, cluster: Cluster | None = None
+) -> Fleet:
     """Starts the fleet.
 
     Args:
@@ -84,6 +111,7 @@ def open_fleet(kind: FleetKind, address: str | None, *, use_gpu: bool, builders:
         address: of a Ray cluster; None for a local one.
         use_gpu: whether measuring workers hold GPUs, or replay.
         builders: build workers; None for one a CPU.
+        cluster: the local Ray cluster, if it was started already.
 
     Raises:
         InfrastructureError: it cannot be started.
@@ -92,8 +120,8 @@ def open_fleet(kind: FleetKind, address: str | None, *, use_gpu: bool, builders:
         from tunefarm.fleet.ray import RayFleet
 
         if not use_gpu:
-            return RayFleet(address, num_builders=builders)
-        return RayFleet(address, probe=probe, warm=warm_up, num_builders=builders)
+            return RayFleet(address, cluster=cluster, num_builders=builders)
+        return RayFleet(address, cluster=cluster, probe=probe, warm=warm_up, num_builders=builders)
     from tunefarm.fleet.inline import InlineFleet
 
     if not use_gpu:

@@ -65,22 +65,26 @@ def sweep(
     from tunefarm.cli import opening
     from tunefarm.cli.folders import store_folder
     from tunefarm.cli.terminal import Progress
+    from tunefarm.spec.experiment import load_experiment
 
     began = time.monotonic()
     opening.check_fleet(fleet, address)
-    resolved = opening.open_experiment(experiment)
-    order = _Order(
-        resolved=resolved, meter=meter, fresh=fresh, tracking=opening.tracking_uri(tracking, resolved.experiment),
-        ledger=sweeps / resolved.experiment.name / "ledger.jsonl", store=store_folder(),
-        optuna_storage=opening.optuna_storage(optuna_storage, resolved.experiment),
-    )  # fmt: skip
-    use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
-    planned = _plan(order, [], complete=not use_gpu)
-    _pasts(resolved, planned, resolved.experiment.search.learn_from)  # what cannot be read is said before any work
+    written = load_experiment(experiment)
     try:
-        with Progress(quiet=quiet or as_json) as progress:
+        with (
+            Progress(quiet=quiet or as_json) as progress,
+            opening.cluster_ahead(fleet, address, use_gpus=meter is not MeterKind.REPLAY) as cluster,
+        ):
+            order = _Order(
+                resolved=opening.import_experiment(written), meter=meter, fresh=fresh, store=store_folder(),
+                tracking=opening.tracking_uri(tracking, written), ledger=sweeps / written.name / "ledger.jsonl",
+                optuna_storage=opening.optuna_storage(optuna_storage, written),
+            )  # fmt: skip
+            use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
+            planned = _plan(order, [], complete=not use_gpu)
+            _pasts(order.resolved, planned, written.search.learn_from)  # what cannot be read is said before any work
             progress.say(f"starting the fleet ({fleet.value})")
-            workers = opening.open_fleet(fleet, address, use_gpu=use_gpu, builders=builders)
+            workers = opening.open_fleet(fleet, address, use_gpu=use_gpu, builders=builders, cluster=cluster)
             try:
                 if use_gpu:
                     planned = _plan(order, opening.live_devices(workers), complete=True)

@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -135,6 +136,45 @@ class RayProcess:
         self._is_up = True
 
 
+class Cluster:
+    """A Ray cluster of this machine that starts while the driver loads what it needs itself: both take seconds.
+
+    A thread starts it, and lives as long: Ray's processes end with the thread that started them. Whoever opens a fleet
+    in it meets what went wrong.
+
+    Args:
+        use_gpus: whether it is to offer the machine's GPUs.
+    """
+
+    def __init__(self, *, use_gpus: bool) -> None:
+        self._owned: Future[bool] = Future()
+        self._over = threading.Event()
+        threading.Thread(target=self._begin, args=(use_gpus,), name="ray", daemon=True).start()
+
+    def _begin(self, use_gpus: bool) -> None:
+        try:
+            self._owned.set_result(_connect(None, use_gpus=use_gpus))
+        except BaseException as error:
+            self._owned.set_exception(error)
+        self._over.wait()
+
+    def join(self) -> bool:
+        """Waits until it is there; whether it was started here, and not by somebody in this process before.
+
+        Raises:
+            InfrastructureError: it could not be started.
+        """
+        return self._owned.result()
+
+    def close(self) -> None:
+        """Ends it, if it was started here and no fleet has ended it. May be called twice."""
+        import ray
+
+        if self._owned.exception() is None and self._owned.result():
+            ray.shutdown()
+        self._over.set()
+
+
 class RayFleet:
     """Build workers on the CPUs of a cluster, and one measuring worker per GPU or some that replay.
 
@@ -146,6 +186,7 @@ class RayFleet:
     Args:
         address: of a running cluster; None for a local one. If this process has joined a cluster already, that
             is used and left running.
+        cluster: the local one, if it was started already.
         probe: run on each measuring worker, which then holds one GPU, to learn its device. None for measuring
             workers that replay, and hold none.
         warm: run on each worker as soon as it is there, and on a spare beside each measuring worker: what loads
@@ -163,6 +204,7 @@ class RayFleet:
         self,
         address: str | None = None,
         *,
+        cluster: Cluster | None = None,
         probe: Callable[[], Device] | None = None,
         warm: Callable[[], None] | None = None,
         num_measure: int | None = None,
@@ -173,7 +215,7 @@ class RayFleet:
         self._posts: dict[str, Post] = {}
         self._startup_s = startup_s
         self._warm = warm
-        self._owns_cluster = _connect(address, use_gpus=probe is not None)
+        self._owns_cluster = cluster.join() if cluster else _connect(address, use_gpus=probe is not None)
         try:
             num_cpus, num_gpus = _capacity(startup_s)
             if probe is None:
