@@ -66,7 +66,8 @@ HOUSE = """
     bench.sampling          torch
     bench.steady            torch
     bench.gpu               torch
-    bench.worker            torch triton
+    bench.worker
+    bench.preload           torch triton
 
     search
     search.features         numpy*

@@ -55,7 +55,7 @@ def mark() -> None:
 
 @pytest.mark.usefixtures("ray_cluster")
 def test_build_workers_of_a_ray_cluster_load_before_their_first_job_and_a_gpu_of_others_is_not_held_for_that() -> None:
-    fleet = RayFleet(probe=a_device, warm=mark, num_measure=1)
+    fleet = RayFleet(probe=a_device, warm={"build": mark, "measure": mark}, num_measure=1)
     try:
         assert wait_until(lambda: ray.available_resources().get("GPU") == 2)
         warmed = {w.name: run(fleet, partial(say, "WARMED_UP"), w.name) for w in fleet.workers}

@@ -157,7 +157,8 @@ def wait_long() -> None:
 
 
 def test_only_measuring_workers_have_a_spare_and_all_load_before_their_first_job(tmp_path):
-    fleet = InlineFleet([None], num_builders=1, warm=partial(load, tmp_path))
+    warm = dict.fromkeys(("measure", "build"), partial(load, tmp_path))
+    fleet = InlineFleet([None], num_builders=1, warm=warm)
     try:
         told = [fleet.submit(tell, worker.name).result(timeout=60) for worker in fleet.workers]
         assert all(pids == [pid] for pid, pids in told)

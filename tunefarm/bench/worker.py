@@ -144,12 +144,6 @@ def _step_back() -> None:
         _has_stepped_back = True
 
 
-def warm_up() -> None:
-    """Loads what building and measuring take, which costs a process many seconds; a GPU is left alone."""
-    import torch  # noqa: F401
-    import triton.compiler  # noqa: F401
-
-
 def probe() -> Device:
     """The GPU of this worker.
 

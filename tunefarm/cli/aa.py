@@ -42,7 +42,7 @@ def aa(
 
     opening.check_fleet(fleet, address)
     resolved = opening.open_experiment(experiment)
-    with opening.gpu_fleet(fleet, address, builders=None) as workers:
+    with opening.gpu_fleet(fleet, address, builders=None, ref=resolved.experiment.ref) as workers:
         planned = opening.plan_live(resolved, workers)[:problems]
         board = BuildBoard(resolved, BuildStore(store_folder()))
         dispatch = Dispatch(workers)

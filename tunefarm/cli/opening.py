@@ -8,15 +8,18 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunefarm.bench.build import launch_options, triton_version
-from tunefarm.bench.worker import probe, warm_up
+from tunefarm.bench.preload import load_builder, load_meter
+from tunefarm.bench.worker import probe
 from tunefarm.device import Device
 from tunefarm.errors import SpecError, UserError
 from tunefarm.seams import Fleet
 from tunefarm.spec.experiment import Experiment, Resolved, load_experiment, resolve
+from tunefarm.spec.workload import WorkloadRef
 
 if TYPE_CHECKING:
     from tunefarm.fleet.ray import Cluster
@@ -102,7 +105,13 @@ def check_fleet(kind: FleetKind, address: str | None) -> None:
 
 
 def open_fleet(
-    kind: FleetKind, address: str | None, *, use_gpu: bool, builders: int | None, cluster: Cluster | None = None
+    kind: FleetKind,
+    address: str | None,
+    *,
+    use_gpu: bool,
+    builders: int | None,
+    ref: WorkloadRef | None = None,
+    cluster: Cluster | None = None,
 ) -> Fleet:
     """Starts the fleet.
 
@@ -111,23 +120,25 @@ def open_fleet(
         address: of a Ray cluster; None for a local one.
         use_gpu: whether measuring workers hold GPUs, or replay.
         builders: build workers; None for one a CPU.
+        ref: where the workload is found that it will serve, if that is known.
         cluster: the local Ray cluster, if it was started already.
 
     Raises:
         InfrastructureError: it cannot be started.
     """
+    warm = {"build": partial(load_builder, ref), "measure": partial(load_meter, ref)}
     if kind is FleetKind.RAY:
         from tunefarm.fleet.ray import RayFleet
 
         if not use_gpu:
             return RayFleet(address, cluster=cluster, num_builders=builders)
-        return RayFleet(address, cluster=cluster, probe=probe, warm=warm_up, num_builders=builders)
+        return RayFleet(address, cluster=cluster, probe=probe, warm=warm, num_builders=builders)
     from tunefarm.fleet.inline import InlineFleet
 
     if not use_gpu:
         return InlineFleet([None], num_builders=builders)
     visible = _visible()
-    return InlineFleet(_probe(visible), visible=visible, num_builders=builders, warm=warm_up)
+    return InlineFleet(_probe(visible), visible=visible, num_builders=builders, warm=warm)
 
 
 def _visible() -> list[str]:
@@ -158,7 +169,9 @@ def live_devices(fleet: Fleet) -> list[Device]:
 
 
 @contextlib.contextmanager
-def gpu_fleet(kind: FleetKind, address: str | None, *, builders: int | None) -> Iterator[Fleet]:
+def gpu_fleet(
+    kind: FleetKind, address: str | None, *, builders: int | None, ref: WorkloadRef | None = None
+) -> Iterator[Fleet]:
     """A fleet whose measuring workers hold GPUs, closed in the end.
 
     Raises:
@@ -167,7 +180,7 @@ def gpu_fleet(kind: FleetKind, address: str | None, *, builders: int | None) -> 
     """
     if not has_gpu() and not address:
         raise UserError("this measures on a GPU, and this machine has none", hint="see `tunefarm doctor`")
-    workers = open_fleet(kind, address, use_gpu=True, builders=builders)
+    workers = open_fleet(kind, address, use_gpu=True, builders=builders, ref=ref)
     try:
         yield workers
     finally:

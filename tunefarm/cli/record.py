@@ -41,7 +41,7 @@ def record(
         raise UserError("a landscape is gzipped JSON", file=str(out), hint="name it *.json.gz")
     opening.check_output(out)
     began = time.monotonic()
-    with opening.gpu_fleet(fleet, address, builders=builders) as workers:
+    with opening.gpu_fleet(fleet, address, builders=builders, ref=resolved.experiment.ref) as workers:
         planned = opening.plan_live(resolved, workers)
         board = BuildBoard(resolved, BuildStore(store_folder()))
         keys = {board.slot(study.call, config).key for study in planned for config in study.candidates}

@@ -84,7 +84,9 @@ def sweep(
             planned = _plan(order, [], complete=not use_gpu)
             _pasts(order.resolved, planned, written.search.learn_from)  # what cannot be read is said before any work
             progress.say(f"starting the fleet ({fleet.value})")
-            workers = opening.open_fleet(fleet, address, use_gpu=use_gpu, builders=builders, cluster=cluster)
+            workers = opening.open_fleet(
+                fleet, address, use_gpu=use_gpu, builders=builders, ref=written.ref, cluster=cluster
+            )
             try:
                 if use_gpu:
                     planned = _plan(order, opening.live_devices(workers), complete=True)

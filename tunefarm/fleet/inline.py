@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -28,8 +28,8 @@ class InlineFleet:
         visible: per measuring worker that holds a GPU, how the driver calls it (`0`, `GPU-5a3e...`, `MIG-...`): an
             entry of `CUDA_VISIBLE_DEVICES`. Counted from 0 if left out.
         num_builders: build workers; as many as there are CPUs to use if left out.
-        warm: run on each worker as soon as it is there, and on a spare beside each measuring worker: what loads
-            there need not be waited for later.
+        warm: per role, what is run on each worker as soon as it is there, and on a spare beside each measuring
+            worker: what loads there need not be waited for later.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class InlineFleet:
         *,
         visible: Sequence[str] | None = None,
         num_builders: int | None = None,
-        warm: Callable[[], None] | None = None,
+        warm: Mapping[str, Callable[[], None]] | None = None,
     ) -> None:
-        self._warm = warm
+        self._warm = warm or {}
         gpus = iter(visible if visible is not None else map(str, range(len(devices))))
         node = socket.gethostname()
         self._workers: list[Worker] = []
@@ -53,11 +53,12 @@ class InlineFleet:
 
     def _add(self, worker: Worker, gpu: str) -> None:
         start = partial(LocalProcess, worker.name, {"CUDA_VISIBLE_DEVICES": gpu})
-        spare = pack(self._warm) if self._warm is not None and worker.role == "measure" else None
+        warm = self._warm.get(worker.role)
+        spare = pack(warm) if warm is not None and worker.role == "measure" else None
         self._workers.append(worker)
         self._posts[worker.name] = Post(worker.name, partial(Relay, start, spare))
-        if self._warm is not None:
-            self.submit(self._warm, worker.name)
+        if warm is not None:
+            self.submit(warm, worker.name)
 
     @property
     def workers(self) -> Sequence[Worker]:

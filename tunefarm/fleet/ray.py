@@ -189,8 +189,8 @@ class RayFleet:
         cluster: the local one, if it was started already.
         probe: run on each measuring worker, which then holds one GPU, to learn its device. None for measuring
             workers that replay, and hold none.
-        warm: run on each worker as soon as it is there, and on a spare beside each measuring worker: what loads
-            there need not be waited for later. It must not touch the GPU.
+        warm: per role, what is run on each worker as soon as it is there, and on a spare beside each measuring
+            worker: what loads there need not be waited for later. It must not touch the GPU.
         num_measure: measuring workers; one per GPU, or one that replays, if left out.
         num_builders: build workers; one per CPU if left out.
         startup_s: how long a process may take to come up.
@@ -206,7 +206,7 @@ class RayFleet:
         *,
         cluster: Cluster | None = None,
         probe: Callable[[], Device] | None = None,
-        warm: Callable[[], None] | None = None,
+        warm: Mapping[str, Callable[[], None]] | None = None,
         num_measure: int | None = None,
         num_builders: int | None = None,
         startup_s: float = 120.0,
@@ -214,7 +214,7 @@ class RayFleet:
         self._workers: list[Worker] = []
         self._posts: dict[str, Post] = {}
         self._startup_s = startup_s
-        self._warm = warm
+        self._warm = warm or {}
         self._owns_cluster = cluster.join() if cluster else _connect(address, use_gpus=probe is not None)
         try:
             num_cpus, num_gpus = _capacity(startup_s)
@@ -256,11 +256,12 @@ class RayFleet:
 
     def _add(self, role: str, number: int, options: Mapping[str, Any]) -> None:
         worker = Worker(name=f"{role}-{number}", role=role, node=socket.gethostname() if self._owns_cluster else "")
-        spare = pack(self._warm) if self._warm is not None and role == "measure" else None
+        warm = self._warm.get(role)
+        spare = pack(warm) if warm is not None and role == "measure" else None
         self._posts[worker.name] = self._post(worker.name, options, spare)
         self._workers.append(worker)
-        if self._warm is not None and role == "build":
-            self.submit(self._warm, worker.name)
+        if warm is not None and role == "build":
+            self.submit(warm, worker.name)
 
     def _post(self, name: str, options: Mapping[str, Any], spare: bytes | None = None) -> Post:
         # Ray's own rule on what a process without GPUs sees has changed between releases.
@@ -282,9 +283,10 @@ class RayFleet:
         self._workers[: len(meters)] = [
             replace(worker, device=device, node=node) for worker, (device, node) in zip(meters, told, strict=True)
         ]
-        if self._warm is not None and self._owns_cluster:
+        warm = self._warm.get("measure")
+        if warm is not None and self._owns_cluster:
             for worker in meters:
-                self.submit(self._warm, worker.name)
+                self.submit(warm, worker.name)
 
 
 def _introduction(probe: Callable[[], Device]) -> tuple[Device, str]:

@@ -1,0 +1,25 @@
+"""What a worker can load before its first job, as jobs: loading is what a fresh process spends its first seconds on."""
+
+from __future__ import annotations
+
+import contextlib
+
+from tunefarm.errors import UserError
+from tunefarm.spec.workload import WorkloadRef, load_workload
+
+
+def load_builder(ref: WorkloadRef | None = None) -> None:
+    """Loads what building a workload takes, which costs a process many seconds."""
+    import torch  # noqa: F401
+    import triton.compiler  # noqa: F401
+
+    if ref is not None:
+        with contextlib.suppress(UserError):  # whoever needs it will say what is wrong with it
+            load_workload(ref)
+
+
+def load_meter(ref: WorkloadRef | None = None) -> None:
+    """Loads what measuring a workload takes; leaves the GPU alone."""
+    import torch._dynamo  # noqa: F401 (PyTorch loads it with the first context manager of its own that is entered)
+
+    load_builder(ref)
