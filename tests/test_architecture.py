@@ -66,7 +66,7 @@ HOUSE = """
     bench.sampling          torch
     bench.steady            torch
     bench.gpu               torch
-    bench.worker
+    bench.worker            triton
     bench.preload           torch triton
 
     search

@@ -98,17 +98,7 @@ def sweep(
         typer.echo("interrupted: what was measured is in the ledger; the same command goes on from there", err=True)
         raise
     facts["wall_s"] = round(time.monotonic() - began, 2)
-    failed = facts.pop("failed", None)
-    if as_json:
-        typer.echo(json.dumps({"studies": [_study_json(r) for r in results], **facts}, indent=1))
-    else:
-        _print_closing(results, facts, quiet=quiet)
-    if failed is not None:
-        raise failed
-    from tunefarm.study import Status
-
-    if any(result.status is Status.NO_WINNER for result in results):
-        sys.exit(1)
+    _close(results, facts, as_json=as_json, quiet=quiet)
 
 
 def _plan(order: _Order, live: Sequence[Device], *, complete: bool) -> list[PlannedStudy]:
@@ -351,6 +341,21 @@ def _study_json(result: StudyResult) -> dict[str, Any]:
         "failures": [[to_json(failure), count] for failure, count in result.failures],
         **result.rate(result.winner.median_ms if result.winner else 0.0),
     }  # fmt: skip
+
+
+def _close(results: Sequence[StudyResult], facts: dict[str, Any], *, as_json: bool, quiet: bool) -> None:
+    """Prints how it went; raises what failed in the end, and exits with 1 if a study is without a winner."""
+    from tunefarm.study import Status
+
+    failed = facts.pop("failed", None)
+    if as_json:
+        typer.echo(json.dumps({"studies": [_study_json(r) for r in results], **facts}, indent=1))
+    else:
+        _print_closing(results, facts, quiet=quiet)
+    if failed is not None:
+        raise failed
+    if any(result.status is Status.NO_WINNER for result in results):
+        sys.exit(1)
 
 
 def _print_closing(results: Sequence[StudyResult], facts: dict[str, Any], *, quiet: bool) -> None:
