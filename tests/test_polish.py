@@ -1,7 +1,7 @@
 import itertools
 
 from tunefarm.config import Config
-from tunefarm.search.polish import NUM_LEADERS, leaders, neighbours
+from tunefarm.search.polish import NUM_LEADERS, Neighbourhood, leaders
 from tunefarm.trial import Failure, Measurement, Outcome, Trial
 
 SPACE = [
@@ -21,15 +21,15 @@ def trial(number, time_ms=None, outcome=Outcome.OK):
 
 
 def test_neighbours_are_one_step_away_in_one_name():
-    assert set(neighbours(SPACE, [at(128, "b", 1)])) == {
+    assert set(Neighbourhood(SPACE).beside([at(128, "b", 1)])) == {
         at(64, "b", 1), at(512, "b", 1), at(128, "a", 1), at(128, "c", 1), at(128, "b", 2),
     }  # fmt: skip
 
 
 def test_candidates_with_other_names_are_no_neighbours():
     odd = Config(params={"BLOCK": 64}, options={"num_warps": 1})
-    assert neighbours([*SPACE, odd], [len(SPACE)]) == []
-    assert len(SPACE) not in neighbours([*SPACE, odd], [0])
+    assert Neighbourhood([*SPACE, odd]).beside([len(SPACE)]) == []
+    assert len(SPACE) not in Neighbourhood([*SPACE, odd]).beside([0])
 
 
 def test_leaders_are_the_fastest_few_within_reach_pruned_ones_included_failed_ones_not():

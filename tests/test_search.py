@@ -9,7 +9,7 @@ import pytest
 from tunefarm.config import Config
 from tunefarm.device import nominal
 from tunefarm.problem import Problem
-from tunefarm.search.polish import leaders, neighbours
+from tunefarm.search.polish import Neighbourhood, leaders
 from tunefarm.search.rungs import RUNGS
 from tunefarm.search.search import StudySearch
 from tunefarm.search.stopping import MAX_TRIALS
@@ -196,7 +196,7 @@ def test_what_lies_beside_the_leaders_is_looked_at_before_the_study_stops():
     assert "plausibly" in farm.search.ended
     tried = {t.number for t in farm.search.trials if t.measurements}
     for leader in leaders(farm.search.trials):
-        assert set(neighbours([t.config for t in farm.search.trials], [leader])) <= tried
+        assert set(Neighbourhood([t.config for t in farm.search.trials]).beside([leader])) <= tried
 
 
 def test_look_ahead_names_what_is_pending_first_and_then_the_promising():
@@ -234,7 +234,9 @@ def test_of_a_closed_bucket_nothing_is_asked_but_what_lies_beside_the_leaders():
     while requests := search.ask():
         closed = {n for b in search.buckets if b.number in search.closed for n in b.members}
         # What lay beside the leaders of an earlier batch may still wait for its turn.
-        beside |= {n for t in leaders(search.trials) for n in neighbours([t.config for t in search.trials], [t])}
+        beside |= {
+            n for t in leaders(search.trials) for n in Neighbourhood([t.config for t in search.trials]).beside([t])
+        }
         assert closed.intersection(r.number for r in requests if r.rung == 0) <= beside
         for request in requests:
             search.tell(request.number, farm.measure(request.number, request.rung))

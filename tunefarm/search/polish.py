@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunefarm.config import Config, show
+from tunefarm.config import Config, Value, show
 from tunefarm.search.features import is_number
 from tunefarm.trial import FAILURES, Trial
 
@@ -23,31 +23,34 @@ def leaders(trials: Sequence[Trial]) -> list[int]:
     return [number for ms, number in fastest if ms <= LEADING_RATIO * fastest[0][0]]
 
 
-def neighbours(configs: Sequence[Config], numbers: Sequence[int]) -> list[int]:
-    """Candidates that differ from one of some in a single name, by one step among the values that occur.
+class Neighbourhood:
+    """Which candidates lie side by side: they differ in a single name, by one step among the values that occur.
 
     Args:
         configs: all candidates.
-        numbers: the ones.
-
-    Returns:
-        Each once, those beside the first one first.
     """
-    flats = [config.flat for config in configs]
-    ladders = {
-        name: sorted(
-            {flat[name] for flat in flats if name in flat},
-            key=lambda v: (not is_number(v), v if is_number(v) else show(v)),
-        )
-        for name in dict.fromkeys(name for number in numbers for name in flats[number])
-    }
-    place = {frozenset(flat.items()): number for number, flat in enumerate(flats)}
-    found: dict[int, None] = {}
-    for flat in (flats[number] for number in numbers):
-        for name, value in flat.items():
-            at = ladders[name].index(value)
-            for other in ladders[name][max(0, at - 1) : at + 2]:
-                beside = place.get(frozenset({**flat, name: other}.items()))
-                if beside is not None and other != value:
-                    found[beside] = None
-    return list(found)
+
+    def __init__(self, configs: Sequence[Config]) -> None:
+        self._flats = [config.flat for config in configs]
+        self._place = {frozenset(flat.items()): number for number, flat in enumerate(self._flats)}
+        values: dict[str, dict[Value, None]] = {}
+        for flat in self._flats:
+            for name, value in flat.items():
+                values.setdefault(name, {})[value] = None
+        self._ladders = {
+            name: sorted(found, key=lambda v: (not is_number(v), v if is_number(v) else show(v)))
+            for name, found in values.items()
+        }
+
+    def beside(self, numbers: Sequence[int]) -> list[int]:
+        """Candidates beside one of some, each once; those beside the first one first."""
+        found: dict[int, None] = {}
+        for flat in (self._flats[number] for number in numbers):
+            for name, value in flat.items():
+                ladder = self._ladders[name]
+                at = ladder.index(value)
+                for other in ladder[max(0, at - 1) : at + 2]:
+                    beside = self._place.get(frozenset({**flat, name: other}.items()))
+                    if beside is not None and other != value:
+                        found[beside] = None
+        return list(found)

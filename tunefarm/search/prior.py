@@ -72,10 +72,11 @@ def order(
     work = np.log2(work_per_thread(configs))
     off_middle = np.abs(work - np.median(work))
     known: Sequence[Build | None] = builds if builds is not None else [None] * len(configs)
+    tiled = _tiled(configs, problem)
 
     def rank(index: int) -> tuple[bool, float, str]:
         config, build = configs[index], known[index]
-        score = float(off_middle[index]) + 0.5 * abs(math.log2(num_warps(config)) - 2.5) + _padding(config, problem)
+        score = float(off_middle[index]) + 0.5 * abs(math.log2(num_warps(config)) - 2.5) + _padding(config, tiled)
         if build is not None:
             score += HINT * _underuse(build, num_warps(config), device)
         heavy = build is not None and build.spills > HEAVY_SPILLS
@@ -85,15 +86,17 @@ def order(
     return seeds + sorted(set(range(len(configs))) - set(seeds), key=rank)
 
 
-def _padding(config: Config, problem: Problem) -> float:
+def _tiled(configs: Sequence[Config], problem: Problem) -> list[tuple[str, float]]:
+    """(Param, size) of every dim with a size, and every param that is named after it."""
+    names = sorted({name for config in configs for name in config.params})
+    sizes = [(dim.lower(), size) for dim, size in problem.dims.items() if is_number(size) and size > 0]
+    return [(name, size) for name in names for dim, size in sizes if dim in name.lower().split("_")]
+
+
+def _padding(config: Config, tiled: Sequence[tuple[str, float]]) -> float:
     """Factor by which tiles overshoot the dims they are named after, in units of log2."""
-    waste = 0.0
-    for name, side in config.params.items():
-        words = name.lower().split("_")
-        for dim, size in problem.dims.items():
-            if dim.lower() in words and is_number(side) and is_number(size) and side > 0 and size > 0:
-                waste += math.log2(math.ceil(size / side) * side / size)
-    return waste
+    sides = ((config.params.get(name), size) for name, size in tiled)
+    return sum(math.log2(math.ceil(size / side) * side / size) for side, size in sides if is_number(side) and side > 0)
 
 
 def _underuse(build: Build, warps: int, device: Device) -> float:

@@ -22,7 +22,7 @@ from tunefarm.search.buckets import THRESHOLD, Bucket, cover, group, num_first
 from tunefarm.search.crown import crown
 from tunefarm.search.decisions import Decision, Request
 from tunefarm.search.features import Vectors, features
-from tunefarm.search.polish import leaders, neighbours
+from tunefarm.search.polish import Neighbourhood, leaders
 from tunefarm.search.prior import order
 from tunefarm.search.rungs import EXPLORATION, LAST
 from tunefarm.search.stopping import MAX_TRIALS, NUM_ALIKE, NUM_ENUMERATED, PATIENCE
@@ -95,6 +95,7 @@ class StudySearch:
         self._rank = {number: rank for rank, number in enumerate(self._order)}
         self._points: Vectors | None = None
         self._sampler: StudySampler | None = None
+        self._neighbourhood: Neighbourhood | None = None
         self._asked: set[int] = set()
         self._pending: dict[int, int] = {}
         self._told: list[int] = []
@@ -386,7 +387,8 @@ class StudySearch:
     def _look_around(self) -> bool:
         """Puts what lies beside the leaders next in turn, even from closed buckets; False if all of it was tried."""
         assert self._sampler is not None
-        beside = neighbours(self._configs, leaders(self._trials))
+        self._neighbourhood = self._neighbourhood or Neighbourhood(self._configs)
+        beside = self._neighbourhood.beside(leaders(self._trials))
         untried = [n for n in beside if n not in self._asked and self._trials[n].outcome is Outcome.OK]
         self._sampler.put_first(untried)
         return bool(untried)

@@ -20,8 +20,18 @@ as many, or with the mean of several posteriors."""
 
 def _matern(squared: Vectors) -> Vectors:
     """Matern-5/2 correlation of squared scaled distances."""
-    r = np.sqrt(5.0 * np.maximum(squared, 0.0))
-    return np.asarray((1.0 + r * (1.0 + r / 3.0)) * np.exp(-r))
+    # In place: a space of ten thousand makes arrays that take longer to allocate than to fill.
+    r = np.maximum(squared, 0.0)
+    r *= 5.0
+    np.sqrt(r, out=r)
+    factor = r / 3.0
+    factor += 1.0
+    factor *= r
+    factor += 1.0
+    np.negative(r, out=r)
+    np.exp(r, out=r)
+    factor *= r
+    return factor
 
 
 def _squared(a: Vectors, b: Vectors, scales: Vectors) -> Vectors:
@@ -58,8 +68,10 @@ class Surrogate:
         covariance = _matern(_squared(train, train, self._scales)) + self._noise * np.eye(len(train))
         # One inverse and a product: solving for every candidate takes several times as long. The noise keeps it sound.
         unmix = np.linalg.inv(np.linalg.cholesky(covariance))
-        # Rows of `whitened` are what the data, and later each pending point, explain of every candidate.
+        # Rows of `whitened` are what the data, and of `expected` what each pending point, explain of every candidate.
         self._whitened = unmix @ _matern(_squared(train, points, self._scales))
+        self._expected: list[Vectors] = []
+        self._explained = np.einsum("ij,ij->j", self._whitened, self._whitened)
         self._mean = (unmix @ targets) @ self._whitened
         self._unmix, self._targets = unmix, targets
 
@@ -80,14 +92,18 @@ class Surrogate:
 
     def predict(self) -> tuple[Vectors, Vectors]:
         """Mean and standard deviation of the noise-free value of every candidate, each of shape (num_candidates,)."""
-        variance = np.maximum(1.0 - (self._whitened**2).sum(0), 1e-12)
+        variance = np.maximum(1.0 - self._explained, 1e-12)
         return self._offset + self._unit * self._mean, self._unit * np.sqrt(variance)
 
     def expect(self, index: int) -> None:
         """Counts a candidate as measured at its mean: the rest of a batch then looks elsewhere."""
         row = _matern(_squared(self._points[[index]], self._points, self._scales))[0]
-        row = row - self._whitened[:, index] @ self._whitened
-        self._whitened = np.vstack([self._whitened, row / math.sqrt(max(row[index], 1e-12) + self._noise)])
+        row -= self._whitened[:, index] @ self._whitened
+        for earlier in self._expected:
+            row -= earlier[index] * earlier
+        row /= math.sqrt(max(float(row[index]), 1e-12) + self._noise)
+        self._expected.append(row)
+        self._explained += row * row
 
 
 def _likeliest(points: Vectors, targets: Vectors, seed: int) -> tuple[Vectors, float]:
