@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from farm import wait_until
 from mirrored import FAILURE, NAME, OWNER, STUDY, WINNER, State, config, lives, mirror, opened, shown, timed, trials
 
+from tunefarm.seams import Mirror, NullMirror
 from tunefarm.search.mirror import StorageMirror
 from tunefarm.trial import FINAL, PREPARE, Outcome, Trial
 
@@ -23,6 +25,24 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """In a folder that is not there yet."""
     names = {"journal": f"journal:{tmp_path}/new/optuna.log", "sqlite": f"sqlite:///{tmp_path}/new/optuna.db"}
     return names[request.param]
+
+
+# ---- the contract: who mirrors and who does not are told the same ----
+
+
+@pytest.mark.parametrize("kind", ["journal", "sqlite", "lost", "none"])
+def test_a_mirror_returns_at_once_never_raises_and_is_closed_once_or_twice(kind: str, tmp_path: Path) -> None:
+    storages = {"journal": f"journal:{tmp_path}/optuna.log", "sqlite": f"sqlite:///{tmp_path}/optuna.db"}
+    lost = f"sqlite:////proc/nowhere/{kind}.db"
+    it: Mirror = NullMirror() if kind == "none" else StorageMirror(storages.get(kind, lost), OWNER)
+    for num in range(3):
+        began = time.monotonic()
+        it.show(STUDY, trials(num))
+        assert time.monotonic() - began < 5.0
+    it.show(STUDY, trials(), WINNER)
+    said = it.close(30.0)
+    assert bool(said) == (kind == "lost")
+    assert it.close(1.0) in ([], said)
 
 
 # ---- what is shown ----

@@ -88,6 +88,17 @@ class Mirror(Protocol):
         ...
 
 
+class NullMirror:
+    """Shows nothing: for sweeps that nobody follows in an Optuna storage."""
+
+    def show(self, study: Study, trials: Sequence[Trial], winner: Winner | None = None) -> None:
+        """See `Mirror`."""
+
+    def close(self, timeout_s: float = 30.0) -> list[str]:
+        """See `Mirror`."""
+        return []
+
+
 class Ledger(Protocol):
     """The append-only record of a sweep."""
 

@@ -26,7 +26,7 @@ from tunefarm.plan import Call, PlannedStudy, located
 from tunefarm.record.memo import Memo
 from tunefarm.record.tracking import Tracker
 from tunefarm.schedule.events import Job
-from tunefarm.seams import Ledger, Mirror
+from tunefarm.seams import Ledger, Mirror, NullMirror
 from tunefarm.search.transfer import Past
 from tunefarm.spec.experiment import Resolved
 from tunefarm.study import StudyResult
@@ -98,7 +98,7 @@ class Sweep:
         num_builders: int,
         incumbents: dict[str, Config] | None = None,
         pasts: Sequence[Past] = (),
-        mirror: Mirror | None = None,
+        mirror: Mirror = NullMirror(),  # noqa: B008 (it has no state)
     ) -> None:
         self._mirror = mirror
         self._dispatch, self._board, self._tracker, self._watcher = dispatch, board, tracker, watcher
@@ -120,9 +120,8 @@ class Sweep:
             )
             for study in planned
         ]
-        if mirror is not None:
-            for contest in self.contests:
-                contest.show = partial(mirror.show, contest.planned.study)
+        for contest in self.contests:
+            contest.show = partial(mirror.show, contest.planned.study)
         self._desks: list[_Desk] = []
         self._parked: list[_Desk] = []
         self._in_finals = False
@@ -175,7 +174,7 @@ class Sweep:
 
     def _tell(self, contest: Contest, result: StudyResult) -> None:
         self._tracker.study(result, contest.best_ms)
-        if self._mirror is not None and result.source:
+        if result.source:
             self._mirror.show(result.study, result.trials, result.winner)
         self._watcher.ended(result)
 

@@ -16,6 +16,7 @@ import typer
 from tunefarm.address import public
 from tunefarm.cli.opening import FleetKind, MeterKind
 from tunefarm.errors import TunefarmError
+from tunefarm.seams import NullMirror
 
 if TYPE_CHECKING:
     from tunefarm.cli.terminal import Progress
@@ -222,7 +223,7 @@ def _compete(
         raise
     finally:
         untold = [f"not in MLflow: {label}" for label in tracker.close(status=status, timeout_s=patience_s)]
-        untold += mirror.close(patience_s) if mirror is not None else []
+        untold += mirror.close(patience_s)
     startup_s = sum(contest.tally.startup_s for contest in competition.contests)
     facts = {
         "compiled": board.num_compiled, "from_store": board.num_from_store,
@@ -240,9 +241,9 @@ def _compete(
     return results, facts
 
 
-def _mirror(order: _Order, ledger: FileLedger) -> Mirror | None:
+def _mirror(order: _Order, ledger: FileLedger) -> Mirror:
     if not order.optuna_storage:
-        return None
+        return NullMirror()
     from tunefarm.document import digest
     from tunefarm.search.mirror import Owner, StorageMirror
 
