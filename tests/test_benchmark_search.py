@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import subprocess
 import sys
 from functools import partial
@@ -103,6 +104,15 @@ def test_what_is_no_recording_is_named(tmp_path: Path, content: bytes) -> None:
         recordings.load_spaces([tmp_path])
     with pytest.raises(UserError, match="no such file"):
         recordings.load_spaces([tmp_path / "nowhere.json.gz"])
+
+
+@pytest.mark.parametrize("time_ms", [0, -1.0, math.nan, math.inf, "1.0"])
+def test_times_that_no_launch_has_are_refused_with_file_and_config(tmp_path: Path, time_ms: Any) -> None:
+    entries = [entry(64, 4, 1, 2.0), entry(128, 4, 1, 2.0, ms=[2.0, 2.0, 2.0, time_ms])]
+    with pytest.raises(
+        UserError, match=r"made_up\.json\.gz: .*Error: a time of BLOCK=128 num_warps=4 num_stages=1 is "
+    ):
+        recordings.load_spaces([write(tmp_path, entries)])
 
 
 def test_our_search_finds_the_best_and_says_what_it_cost(tmp_path: Path) -> None:

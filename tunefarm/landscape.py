@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,9 @@ def load(path: Path) -> Landscape:
         _check(landscape)
         return landscape
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError, UserError) as e:
-        raise LandscapeError(f"is malformed: {e.__class__.__name__}: {e}", file=str(path)) from None
+        raise LandscapeError(
+            f"is malformed: {e.__class__.__name__}: {e}", file=str(path), hint="record it again with `tunefarm record`"
+        ) from None
 
 
 @functools.lru_cache(maxsize=8)
@@ -192,7 +194,7 @@ def _check(landscape: Landscape) -> None:
 
     Raises:
         TypeError: text where a number belongs, and the like.
-        ValueError: a duration below zero, or infinite.
+        ValueError: a duration that no launch has, or traffic or arithmetic below zero.
     """
     device = landscape.device
     for name in ("num_sms", "shared_bytes", "l2_bytes", "memory_bytes", "bandwidth_gbps", "registers", "max_threads"):
@@ -200,10 +202,32 @@ def _check(landscape: Landscape) -> None:
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise TypeError(f"device.{name} is {value!r}")
     for recorded in landscape.problems:
+        label = recorded.problem.label
+        if recorded.reference_ms is not None:
+            check_durations([recorded.reference_ms], f"the reference of {label}")
+        for what, value in (("bytes", recorded.num_bytes), ("flops", recorded.flops)):
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{what} of {label} is {value!r}")
         for entry in recorded.entries:
-            for ms in (*entry.warmup_ms, *entry.samples_ms):
-                if not 0 <= ms < math.inf:
-                    raise ValueError(f"a sample of {entry.config} is {ms!r} ms")
+            check_durations((*entry.warmup_ms, *entry.samples_ms), f"{entry.config} for {label}")
+
+
+def check_durations(durations_ms: Iterable[Any], what: str) -> None:
+    """Refuses what is no time of a launch: nothing takes no time at all, and searches take logarithms of all of them.
+
+    Args:
+        durations_ms: in milliseconds, as read from a file.
+        what: was timed.
+
+    Raises:
+        TypeError: one is no number.
+        ValueError: one is zero or less, infinite or NaN.
+    """
+    for ms in durations_ms:
+        if isinstance(ms, bool) or not isinstance(ms, int | float):
+            raise TypeError(f"a time of {what} is {ms!r}, no number of ms")
+        if not 0 < ms < math.inf:
+            raise ValueError(f"a time of {what} is {ms!r} ms")
 
 
 def _entry_from_json(data: Mapping[str, Any]) -> Entry:

@@ -138,13 +138,15 @@ def _plain(name: str, data: Mapping[str, Any]) -> Iterator[Space]:
             _trial(number, config, entry, _grid(config.flat, dims))
             for number, (config, entry) in enumerate(zip(configs, problem["configs"], strict=True))
         )
+        samples_ms = tuple(
+            tuple((entry.get("ms") or [])[NUM_ONE_TIME:]) if entry["status"] == "ok" else ()
+            for entry in problem["configs"]
+        )
+        for config, samples in zip(configs, samples_ms, strict=True):
+            landscapes.check_durations(samples, str(config))
         yield Space(
-            file=name, device=device, trials=trials,
+            file=name, device=device, trials=trials, samples_ms=samples_ms,
             problem=Problem(dims=FrozenMap(dims), dtypes=FrozenMap({"x_ptr": data.get("dtype", "")})),
-            samples_ms=tuple(
-                tuple((entry.get("ms") or [])[NUM_ONE_TIME:]) if entry["status"] == "ok" else ()
-                for entry in problem["configs"]
-            ),
             build_s=tuple(build_s[config] for config in configs),
         )  # fmt: skip
 
