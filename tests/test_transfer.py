@@ -7,6 +7,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,14 @@ from typing import Any
 import pytest
 from farm import LARGE, THREE, events, tunefarm, write_experiment, write_landscape
 
+from tunefarm.cli.opening import open_experiment, read_known
+from tunefarm.cli.sweep import _pasts
 from tunefarm.config import Config
 from tunefarm.device import nominal
 from tunefarm.errors import LandscapeError, LedgerError, UserError
 from tunefarm.frozen import FrozenMap
-from tunefarm.pasts import read_pasts
+from tunefarm.pasts import Story, choose_pasts, read_stories
+from tunefarm.plan import choose_targets, plan
 from tunefarm.problem import Problem
 from tunefarm.record.ledger import open_ledger
 from tunefarm.search.search import StudySearch
@@ -161,11 +165,39 @@ def test_a_sweep_under_other_conditions_learns_from_its_own_ledger(tmp_path: Pat
 def test_a_landscape_is_a_past_too(tmp_path: Path) -> None:
     landscape = write_landscape(write_experiment(tmp_path, problems=THREE))
     config = Config(params={"BLOCK": 128, "MARK": 0}, options={"num_warps": 2})
-    pasts = read_pasts(landscape, "fill_kernel", [config, Config(params={"BLOCK": 1, "MARK": 0})])
+    stories = read_stories(landscape, "fill_kernel")
+    pasts = choose_pasts(stories, [config, Config(params={"BLOCK": 1, "MARK": 0})])
     assert [dict(each.problem.dims) for each in pasts] == [{"n": 1000}, {"n": 4096}, {"n": 5000}]
     assert all(each.configs == (config,) for each in pasts)
     assert all(0 < each.times_ms[0] < 0.1 for each in pasts)
-    assert read_pasts(landscape, "fill_kernel", [Config(params={"X": 1})]) == []
+    assert choose_pasts(stories, [Config(params={"X": 1})]) == []
+
+
+def test_a_file_is_read_once_before_any_work(tmp_path: Path, store: Path) -> None:
+    """Under whatever names; what it held then is learned, though it is gone by now."""
+    path = write_experiment(tmp_path, search={"learn_from": ["old.json.gz", "./elsewhere/../old.json.gz"]})
+    write_landscape(path)
+    (tmp_path / "elsewhere").mkdir()
+    old = write_landscape(path, name="old.json.gz")
+    resolved = open_experiment(path)
+    known = read_known(resolved)
+    assert list(known) == [old]
+    old.unlink()
+    planned = plan(resolved, choose_targets(resolved.experiment, []))
+    with closing(open_ledger(tmp_path / "ledger.jsonl", {"experiment": "fill", "conditions": "a"})) as ledger:
+        (past,) = _pasts(resolved, planned, ledger, known)
+    assert set(past.configs) == set(planned[0].candidates)
+
+
+def test_of_a_study_counts_the_last_that_was_under_other_conditions() -> None:
+    config, study = Config(params={"BLOCK": 128}), past(256, bowl(256))
+    stories = [
+        Story(study="s", problem=study.problem, device=study.device, conditions=when, times_ms={config.key: time_ms})
+        for when, time_ms in (("a", 1.0), ("b", 2.0), ("c", 3.0))
+    ]
+    for conditions, time_ms in (("", 3.0), ("a", 3.0), ("c", 2.0)):
+        (chosen,) = choose_pasts(stories, [config], conditions)
+        assert chosen.times_ms == (time_ms,)
 
 
 def test_files_that_teach_nothing(tmp_path: Path) -> None:
@@ -173,16 +205,16 @@ def test_files_that_teach_nothing(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"recording.json.gz.*holds studies of kernel fill_kernel, and this one is mine"
     ):
-        read_pasts(landscape, "mine", [])
+        read_stories(landscape, "mine")
     with pytest.raises(LandscapeError, match=r"gone\.json\.gz"):
-        read_pasts(tmp_path / "gone.json.gz", "mine", [])
+        read_stories(tmp_path / "gone.json.gz", "mine")
     with pytest.raises(LedgerError, match=r"gone\.jsonl"):
-        read_pasts(tmp_path / "gone.jsonl", "mine", [])
+        read_stories(tmp_path / "gone.jsonl", "mine")
     open_ledger(tmp_path / "empty.jsonl", {"experiment": "fill"}).close()
-    assert read_pasts(tmp_path / "empty.jsonl", "mine", []) == []
+    assert read_stories(tmp_path / "empty.jsonl", "mine") == []
     (tmp_path / "notes.txt").write_text("BLOCK=64 was fast\n")
     with pytest.raises(UserError, match=r"notes\.txt: is no ledger and no landscape"):
-        read_pasts(tmp_path / "notes.txt", "mine", [])
+        read_stories(tmp_path / "notes.txt", "mine")
 
 
 def test_a_file_to_learn_from_that_is_not_there_is_said_before_any_work(tmp_path: Path, store: Path) -> None:

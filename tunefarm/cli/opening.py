@@ -23,6 +23,7 @@ from tunefarm.spec.workload import WorkloadRef
 
 if TYPE_CHECKING:
     from tunefarm.fleet.ray import Cluster
+    from tunefarm.pasts import Story
     from tunefarm.plan import PlannedStudy
 
 
@@ -213,6 +214,19 @@ def check_output(path: Path) -> None:
     virtual = folder.absolute().parts[1:2] in (("proc",), ("sys",))  # they claim to be writable
     if path.is_dir() or virtual or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UserError("cannot be written", file=str(path), hint="name a file in a folder you may write to")
+
+
+def read_known(resolved: Resolved) -> dict[Path, list[Story]]:
+    """What the files that an experiment learns from tell of its kernel, by file, each read once.
+
+    Raises:
+        UserError: one cannot be read, or tells of other kernels only.
+    """
+    from tunefarm.pasts import read_stories
+
+    kernel = resolved.workload.signature.kernel
+    distinct = dict.fromkeys(file.resolve() for file in resolved.experiment.search.learn_from)
+    return {file: read_stories(file, kernel) for file in distinct}
 
 
 def optuna_storage(flag: str | None, experiment: Experiment) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tunefarm.config import Config
     from tunefarm.device import Device
     from tunefarm.pack import Pack
+    from tunefarm.pasts import Story
     from tunefarm.plan import PlannedStudy
     from tunefarm.record.ledger import FileLedger
     from tunefarm.seams import Fleet, Mirror
@@ -83,7 +84,7 @@ def sweep(
             )  # fmt: skip
             use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
             planned = _plan(order, [], complete=not use_gpu)
-            _pasts(order.resolved, planned, written.search.learn_from)  # what cannot be read is said before any work
+            known = opening.read_known(order.resolved)  # what cannot be read is said before any work
             progress.say(f"starting the fleet ({fleet.value})")
             workers = opening.open_fleet(
                 fleet, address, use_gpu=use_gpu, builders=builders, ref=written.ref, cluster=cluster
@@ -92,7 +93,7 @@ def sweep(
                 if use_gpu:
                     planned = _plan(order, opening.live_devices(workers), complete=True)
                 with contextlib.closing(_open_ledger(order, planned)) as ledger:
-                    results, facts = _compete(order, planned, workers, ledger, progress)
+                    results, facts = _compete(order, planned, workers, ledger, progress, known)
             finally:
                 workers.close()
     except KeyboardInterrupt:
@@ -181,8 +182,9 @@ def _fingerprint(landscape: str) -> str:
 
 
 def _compete(
-    order: _Order, planned: Sequence[PlannedStudy], workers: Fleet, ledger: FileLedger, progress: Progress
-) -> tuple[list[StudyResult], dict[str, Any]]:
+    order: _Order, planned: Sequence[PlannedStudy], workers: Fleet, ledger: FileLedger, progress: Progress,
+    known: Mapping[Path, Sequence[Story]],
+) -> tuple[list[StudyResult], dict[str, Any]]:  # fmt: skip
     from tunefarm.bench.store import BuildStore
     from tunefarm.bench.telemetry import toolchain
     from tunefarm.builds import BuildBoard
@@ -203,7 +205,7 @@ def _compete(
     tracker.start()
     board = BuildBoard(resolved, BuildStore(order.store))
     dispatch = Dispatch(workers, budget=Budget(wall_s=spec.budget.wall_s, gpu_held_s=spec.budget.gpu_held_s))
-    pasts = _pasts(resolved, planned, (ledger.path, *spec.search.learn_from), ledger.conditions)
+    pasts = _pasts(resolved, planned, ledger, known)
     if pasts:
         progress.say(f"learning from {len(pasts)} earlier studies of {resolved.workload.signature.kernel}")
     mirror = _mirror(order, ledger)
@@ -260,15 +262,20 @@ def _mirror(order: _Order, ledger: FileLedger) -> Mirror:
 
 
 def _pasts(
-    resolved: Resolved, planned: Sequence[PlannedStudy], files: Sequence[Path], conditions: str = ""
+    resolved: Resolved, planned: Sequence[PlannedStudy], ledger: FileLedger, known: Mapping[Path, Sequence[Story]]
 ) -> list[Past]:
-    """What the sweep may learn from files, save what was recorded under its own conditions."""
-    from tunefarm.pasts import read_pasts
+    """What the sweep may learn from its own ledger and from other files, save what is of its own conditions."""
+    from tunefarm.pasts import choose_pasts, read_stories
 
-    kernel = resolved.workload.signature.kernel
     configs = {config.key: config for study in planned for config in study.candidates}.values()
-    distinct = dict.fromkeys(file.resolve() for file in files)
-    return [past for file in distinct for past in read_pasts(file, kernel, configs, conditions=conditions)]
+    path = ledger.path.resolve()
+    # Its own comes first, as it is now: where it was read before, `--fresh` was not yet written in it.
+    own = {path: read_stories(path, resolved.workload.signature.kernel, is_own=True)}
+    return [
+        past
+        for stories in {**own, **known, **own}.values()
+        for past in choose_pasts(stories, configs, ledger.conditions)
+    ]
 
 
 def _exportable(results: Sequence[StudyResult]) -> list[StudyResult]:
