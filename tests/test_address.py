@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunefarm.address import public
+from tunefarm.address import public, sqlite_fault
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,25 @@ from tunefarm.address import public
 )
 def test_addresses_are_shown_without_passwords(text: str, seen: str) -> None:
     assert public(text) == seen
+
+
+@pytest.mark.parametrize(
+    ("address", "fault"),
+    [
+        ("sqlite:///a.db", ""),
+        ("sqlite:////tmp/a@b.db", ""),
+        ("sqlite:///a.db?timeout=3", ""),
+        ("sqlite:///file:a.db?mode=ro&uri=true", ""),
+        ("sqlite:///a.db?mode=ro", "SQLite ignores mode: leave out what follows the ?"),
+        ("sqlite:///a.db?timeout=3&password=x&token=y", "SQLite ignores password and token: leave out"),
+        ("sqlite://me:hunter2@/a.db", "names no file as sqlite:///FILE does"),
+        ("sqlite:a.db", "names no file as sqlite:///FILE does"),
+        ("sqlite:///a.db?timeout=soon", "names no file"),
+    ],
+)
+def test_what_sqlite_would_ignore_is_found(address: str, fault: str) -> None:
+    """Warnings are errors here: none leaks."""
+    found = sqlite_fault(address)
+    assert found.startswith(fault)
+    assert bool(found) == bool(fault)
+    assert "hunter2" not in found

@@ -22,7 +22,7 @@ PACKAGE = ROOT / "tunefarm"
 HOUSE = """
     errors
     will
-    address
+    address                 sqlalchemy
     frozen
     config
     problem
@@ -84,7 +84,8 @@ HOUSE = """
     search.decisions
     search.crown            numpy*
     search.transfer         numpy*
-    search.mirror           optuna* sqlalchemy
+    search.storage          optuna* sqlalchemy
+    search.mirror           optuna*
     search.search
 
     schedule

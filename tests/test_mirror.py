@@ -146,8 +146,8 @@ import sys
 sys.path.insert(0, {tests!r})
 import time
 from mirrored import *
-import tunefarm.search.mirror
-tunefarm.search.mirror.WAIT_S = 3
+import tunefarm.search.storage
+tunefarm.search.storage.WAIT_S = 3
 it = StorageMirror({storage!r}, OWNER)
 for num in range(10_000):
     word = [Trial(number=n, config=config(n), measurements=(timed(0, 1.0), timed(1, 1.0 + n))) for n in range(400)]
@@ -160,7 +160,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_storage_that_is_gone_on_with(
     storage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """kill -9 twice; then each candidate is there once, and no trial is running."""
-    monkeypatch.setattr("tunefarm.search.mirror.WAIT_S", 3)
+    monkeypatch.setattr("tunefarm.search.storage.WAIT_S", 3)
     whole = [Trial(number=n, config=config(n), measurements=(timed(0, 1.0), timed(1, 1.0 + n))) for n in range(400)]
     mirror(storage, [replace(trial, measurements=()) for trial in whole])
     seen = 0

@@ -19,7 +19,8 @@ import pytest
 from mirrored import NAME, OWNER, STUDY, lives, mirror, opened, shown, trials
 
 from tunefarm.errors import SpecError
-from tunefarm.search.mirror import StorageMirror, check_storage
+from tunefarm.search.mirror import StorageMirror
+from tunefarm.search.storage import check_storage
 
 # ---- storages that cannot be written ----
 
@@ -37,7 +38,7 @@ def locked(folder: Path) -> Iterator[tuple[str, StorageMirror]]:
 def test_a_locked_database_costs_one_notice_and_is_filled_in_once_it_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tunefarm.search.mirror.WAIT_S", 3)
+    monkeypatch.setattr("tunefarm.search.storage.WAIT_S", 3)
     with locked(tmp_path) as (storage, it):
         began = time.monotonic()
         it.show(STUDY, trials(2))
@@ -106,7 +107,7 @@ def test_a_journal_whose_last_line_was_torn_goes_on_from_the_one_before(tmp_path
 
 def test_a_lock_that_a_dead_driver_left_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Named relative to the current directory: Optuna's lock is a link, which would lead nowhere then."""
-    monkeypatch.setattr("tunefarm.search.mirror.WAIT_S", 3)
+    monkeypatch.setattr("tunefarm.search.storage.WAIT_S", 3)
     monkeypatch.chdir(tmp_path)
     mirror("journal:new/optuna.log", trials(1))
     os.symlink(tmp_path / "new" / "optuna.log", tmp_path / "new" / "optuna.log.lock")
@@ -124,7 +125,16 @@ def test_no_password_is_ever_shown() -> None:
 # ---- what is refused beforehand ----
 
 
-@pytest.mark.parametrize("storage", ["journal:optuna.log", "sqlite:///optuna.db", "sqlite:////tmp/optuna.db"])
+@pytest.mark.parametrize(
+    "storage",
+    [
+        "journal:optuna.log",
+        "sqlite:///optuna.db",
+        "sqlite:////tmp/optuna.db",
+        "sqlite:///optuna.db?timeout=3",
+        "sqlite:///file:optuna.db?mode=rwc&uri=true",
+    ],
+)
 def test_files_are_welcome_wherever_they_are(storage: str) -> None:
     check_storage(storage)
 
@@ -139,6 +149,11 @@ def test_files_are_welcome_wherever_they_are(storage: str) -> None:
         ("postgresql://me:hunter2@host:port/db", r"'postgresql://me:\*\*\*@host:port/db' is nothing"),
         ("sqlite://", r"in memory mirrors nothing \(name a file: sqlite:///optuna.db\)"),
         ("sqlite:///:memory:", r"in memory mirrors nothing"),
+        (
+            "sqlite:///optuna.db?password=hunter2&mode=ro",
+            r"sqlite:///optuna\.db\?password=\*\*\*&mode=ro: SQLite ignores password and mode: leave out",
+        ),
+        ("sqlite://me:hunter2@/optuna.db", r"sqlite://me:\*\*\*@/optuna\.db: names no file as sqlite:///FILE does"),
     ],
 )
 def test_what_names_no_storage_is_refused_with_the_remedy(storage: str, says: str) -> None:
@@ -154,6 +169,54 @@ def test_a_driver_that_is_not_installed_is_said_with_the_package(monkeypatch: py
         SpecError, match=r"postgresql\+psycopg2://h/d: psycopg2 is not installed \(pip install psycopg2\)"
     ):
         check_storage("postgresql+psycopg2://h/d")
+
+
+# ---- databases of others ----
+
+
+@pytest.fixture(scope="module")
+def of_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database in which MLflow keeps its runs."""
+    pytest.importorskip("mlflow", reason="MLflow is not installed")
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    # In a process of its own: MLflow speaks on the terminal as it makes a database.
+    make = f"from mlflow import MlflowClient; MlflowClient(tracking_uri='sqlite:///{path}').create_experiment('fill')"
+    subprocess.run([sys.executable, "-c", make], check=True, capture_output=True)
+    return path
+
+
+def test_mlflows_database_is_refused_before_any_work(of_mlflow: Path) -> None:
+    """Optuna by itself leaves its tables there, and then says that it needs an update."""
+    before = of_mlflow.read_bytes()
+    with pytest.raises(
+        SpecError, match=rf"sqlite:///{of_mlflow} holds MLflow's runs, and Optuna cannot .* \(name another file\)"
+    ):
+        check_storage(f"sqlite:///{of_mlflow}")
+    assert of_mlflow.read_bytes() == before
+    assert list(of_mlflow.parent.iterdir()) == [of_mlflow]
+
+
+def test_a_database_that_became_mlflows_since_is_left_alone_too(of_mlflow: Path) -> None:
+    before = of_mlflow.read_bytes()
+    (notice,) = mirror(f"sqlite:///{of_mlflow}", trials())
+    assert "bf16: it holds MLflow's runs, and Optuna cannot keep its studies in the same database: name" in notice
+    assert of_mlflow.read_bytes() == before
+
+
+def test_a_database_of_some_other_program_is_refused(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "other.db")) as other:
+        other.execute("create table alembic_version (version_num varchar(32))")
+    with pytest.raises(SpecError, match=r"other\.db is another program's, and Optuna cannot"):
+        check_storage(f"sqlite:///{tmp_path}/other.db")
+
+
+def test_optunas_own_database_is_welcome_again_and_so_is_a_file_that_nobody_can_judge(tmp_path: Path) -> None:
+    mirror(f"sqlite:///{tmp_path}/optuna.db", trials(1))
+    check_storage(f"sqlite:///{tmp_path}/optuna.db")
+    (tmp_path / "notes.db").write_text("no database, which Optuna says at the end\n" * 99)
+    check_storage(f"sqlite:///{tmp_path}/notes.db")
+    (notice,) = mirror(f"sqlite:///{tmp_path}/notes.db", trials(1))
+    assert "file is not a database" in notice
 
 
 # ---- Postgres ----

@@ -1,13 +1,16 @@
-"""Addresses of databases and servers, as people may see them."""
+"""Addresses of databases and servers: as people may see them, and what is wrong with one of SQLite's."""
 
 from __future__ import annotations
 
 import re
+import warnings
 
 # To the last @, as a password may hold one; but `://host:5000/a@b` has none.
 _LOGIN = re.compile(r"(://[^:/@\s]*:)(?!\d+/)\S+@")
 _TOKEN = re.compile(r"(https?://)[^:/@\s]+@")
 _QUERY = re.compile(r"([?&](?:[\w-]*(?:pass\w*|pwd|token|secret|key)|odbc_connect)=)[^&\s]+", re.IGNORECASE)
+
+_PLAIN = re.compile(r"sqlite:///[^?]+")
 
 
 def public(text: str) -> str:
@@ -16,3 +19,32 @@ def public(text: str) -> str:
     What stands alone before a web server's name is a token; before a database's it is the user.
     """
     return _QUERY.sub(r"\1***", _TOKEN.sub(r"\1***@", _LOGIN.sub(r"\1***@", text)))
+
+
+def sqlite_fault(address: str) -> str:
+    """What is wrong with the address of a SQLite database, as far as the driver can tell; empty if nothing is.
+
+    A password is: SQLite hears of none. SQLAlchemy only warns, on whoever's terminal, when somebody connects.
+    """
+    if _PLAIN.fullmatch(address):
+        return ""  # without loading SQLAlchemy, which takes a sweep's start a while
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError, SAWarning
+
+    ignored = []
+    try:
+        url = make_url(address)
+        dialect = url.get_dialect()()
+        dialect.create_connect_args(url.set(query={}))
+        for name, value in url.query.items():
+            # With what makes a URI of the file, as then SQLite itself reads the rest.
+            query = {name: value, **{n: v for n, v in url.query.items() if n == "uri"}}
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", message="Query string argument", category=SAWarning)
+                try:
+                    dialect.create_connect_args(url.set(query=query))
+                except SAWarning:
+                    ignored.append(name)
+    except (ArgumentError, ValueError):
+        return "names no file as sqlite:///FILE does"
+    return f"SQLite ignores {' and '.join(ignored)}: leave out what follows the ?" if ignored else ""

@@ -241,7 +241,7 @@ def optuna_storage(flag: str | None, experiment: Experiment) -> str:
     storage = flag or written
     if storage in ("", "none"):
         return ""
-    from tunefarm.search.mirror import check_storage
+    from tunefarm.search.storage import check_storage
 
     try:
         check_storage(storage)

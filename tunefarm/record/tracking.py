@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from tunefarm.address import public
+from tunefarm.address import public, sqlite_fault
 from tunefarm.errors import InfrastructureError, SpecError
 from tunefarm.frozen import FrozenMap
 from tunefarm.record.card import COSTS, MAX_TEXT, Card, card
@@ -139,6 +139,8 @@ def check_uri(uri: str) -> None:
         raise SpecError(
             "MLflow is not installed", key="tracking.uri", hint="pip install 'tunefarm[client]', or use `none`"
         )
+    if scheme == "sqlite" and (fault := sqlite_fault(uri)):
+        raise SpecError(f"{public(uri)}: {fault}", key="tracking.uri", hint=remedy)
 
 
 def check_server(uri: str, timeout_s: float = 5.0) -> None:

@@ -17,7 +17,6 @@ import queue
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import optuna
@@ -25,47 +24,14 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tunefarm.address import public
 from tunefarm.document import digest
-from tunefarm.errors import SpecError
 from tunefarm.search.hints import Distributions, distributions
 from tunefarm.search.rungs import LAST
+from tunefarm.search.storage import connect
 from tunefarm.study import Study
 from tunefarm.trial import FAILURES, FINAL, PREPARE, Outcome, Trial, Winner, describe
 
-KEY = "tracking.optuna_storage"
-JOURNAL = "journal:"
-FORMS = "journal:FILE, sqlite:///FILE, or another database's URL such as postgresql://user@host/name"
 IDENTITY = "identity"
 """User attribute of a study: equal for all drivers whose measurements belong together."""
-
-WAIT_S = 10
-"""Seconds that a database may take to answer before it counts as away, and a file's lock before it counts as left."""
-
-
-def check_storage(storage: str) -> None:
-    """Judges the name of a storage before anything is measured; contacts nobody.
-
-    Raises:
-        SpecError: it names nothing that Optuna can write to, or the database's driver is not installed.
-    """
-    if storage.startswith(JOURNAL):
-        if not storage.removeprefix(JOURNAL).strip():
-            raise SpecError("names no file", key=KEY, hint=f"write {FORMS}")
-        return
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    try:
-        url = make_url(storage)
-        dialect = url.get_dialect()
-    except (ArgumentError, ValueError):
-        raise SpecError(f"{public(storage)!r} is nothing Optuna can write to", key=KEY, hint=f"write {FORMS}") from None
-    if dialect.name == "sqlite" and (url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"):
-        raise SpecError("a database in memory mirrors nothing", key=KEY, hint="name a file: sqlite:///optuna.db")
-    try:
-        dialect.import_dbapi()
-    except ImportError as e:
-        name = {"MySQLdb": "mysqlclient"}.get(e.name or "", e.name)
-        raise SpecError(f"{public(storage)}: {name} is not installed", key=KEY, hint=f"pip install {name}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +84,7 @@ class StorageMirror:
     that count no more is left alone: this one is then called `<experiment>/<label> (2)`, and that is said.
 
     Args:
-        storage: see `FORMS`; one that `check_storage` has passed.
+        storage: one that `check_storage` has passed.
         owner: the sweep.
     """
 
@@ -192,7 +158,7 @@ class StorageMirror:
     def _put(self, word: _Word) -> bool:
         try:
             if self._open is None:
-                self._open = _connect(self._storage)
+                self._open = connect(self._storage)
             self._bring_up_to_date(word)
         except Exception as e:  # whatever Optuna, a database driver or the network raises: the sweep goes on
             cause = e.__cause__ or e  # Optuna hides the database's own words behind its own
@@ -276,43 +242,6 @@ class StorageMirror:
 
 def _some(names: Sequence[str]) -> str:
     return f"{', '.join(names[:3])} and {len(names) - 3} more" if len(names) > 3 else ", ".join(names)
-
-
-def _connect(storage: str) -> Any:
-    if storage.startswith(JOURNAL):
-        # Absolute: Optuna's lock is a link to the file, and spins for ever where it finds one that leads nowhere.
-        path = Path(storage.removeprefix(JOURNAL).strip()).absolute()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = optuna.storages.journal.JournalFileSymlinkLock(str(path), grace_period=WAIT_S)
-        _drop_torn_line(path, lock)
-        return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path), lock))
-    from sqlalchemy.engine import make_url
-
-    url = make_url(storage)
-    kind = url.get_backend_name()
-    if kind == "sqlite" and url.database:
-        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
-    waits = {"sqlite": {"timeout": WAIT_S}, "postgresql": {"connect_timeout": WAIT_S}}
-    return optuna.storages.RDBStorage(storage, engine_kwargs={"connect_args": waits.get(kind, {})})
-
-
-def _drop_torn_line(path: Path, lock: optuna.storages.journal.JournalFileSymlinkLock) -> None:
-    """Cuts a journal back to its last whole line: what Optuna appends behind a torn one nobody can read any more.
-
-    Raises:
-        ValueError: the file is no journal; it is left as it is.
-    """
-    if not path.exists():
-        return
-    lock.acquire()
-    try:
-        with path.open("rb+") as journal:
-            lines = journal.read()
-            if lines and not lines.startswith(b"{"):
-                raise ValueError(f"{path.name} is no Optuna journal: name another file, or remove it")
-            journal.truncate(lines.rfind(b"\n") + 1)
-    finally:
-        lock.release()
 
 
 def _explored_ms(trial: Trial) -> dict[int, float]:
