@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from farm import write_experiment
+
+from tunefarm.cli.opening import tracking_uri
 from tunefarm.errors import InfrastructureError, SpecError
 from tunefarm.record.tracking import Origin, check_server, check_uri, open_tracker
+from tunefarm.spec.experiment import load_experiment
 
 pytest.importorskip("mlflow")
 
@@ -30,8 +35,25 @@ def test_a_password_is_not_shown() -> None:
         check_server("http://me:hunter2@127.0.0.1:1")
 
 
+def test_a_password_that_sqlite_ignores_is_refused() -> None:
+    """SQLAlchemy would warn of it, in the middle of the sweep."""
+    with pytest.raises(
+        SpecError, match=r"sqlite:///mlflow\.db\?password=\*\*\*: SQLite ignores password: .*\(use a database"
+    ) as caught:
+        check_uri("sqlite:///mlflow.db?password=hunter2")
+    assert "hunter2" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
-    "uri", ["sqlite:///mlflow.db", "postgresql+psycopg2://h/db", "mysql://h/db", "http://h:5000", "https://h"]
+    "uri",
+    [
+        "sqlite:///mlflow.db",
+        "sqlite:///mlflow.db?timeout=3",
+        "postgresql+psycopg2://h/db",
+        "mysql://h/db",
+        "http://h:5000",
+        "https://h",
+    ],
 )
 def test_databases_and_servers_are_welcome(uri: str) -> None:
     check_uri(uri)
@@ -41,3 +63,16 @@ def test_a_missing_mlflow_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SpecError, match=r"MLflow is not installed.*tunefarm\[client\]"):
         check_uri("sqlite:///mlflow.db")
+
+
+def test_what_is_wrong_is_said_of_where_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "./mlruns")
+    silent = load_experiment(write_experiment(tmp_path / "silent"))
+    with pytest.raises(SpecError, match=r"^MLFLOW_TRACKING_URI: './mlruns' is a folder"):
+        tracking_uri(None, silent)
+    wrong = load_experiment(write_experiment(tmp_path / "wrong", tracking={"uri": "./mlruns"}))
+    with pytest.raises(SpecError, match=r"^--tracking: './mlruns' is a folder"):
+        tracking_uri("./mlruns", wrong)  # the very same, but nobody would find the mistake in the file
+    with pytest.raises(SpecError, match=r"experiment\.yaml:1: tracking\.uri: './mlruns' is a folder"):
+        tracking_uri(None, wrong)
+    assert tracking_uri("none", wrong) == "none"

@@ -233,12 +233,9 @@ def optuna_storage(flag: str | None, experiment: Experiment) -> str:
     """The Optuna storage that mirrors the studies: the flag's word, then the experiment's; empty for none.
 
     Raises:
-        SpecError: Optuna cannot write to such a one, whatever its state.
+        SpecError: Optuna cannot write to such a one; it is said of the flag, or of the experiment.
     """
-    from tunefarm.plan import located
-
-    written = experiment.tracking.optuna_storage
-    storage = flag or written
+    storage = flag or experiment.tracking.optuna_storage
     if storage in ("", "none"):
         return ""
     from tunefarm.search.storage import check_storage
@@ -246,7 +243,7 @@ def optuna_storage(flag: str | None, experiment: Experiment) -> str:
     try:
         check_storage(storage)
     except SpecError as e:
-        raise (e if flag else located(e, experiment)) from None
+        raise _said_of("--optuna-storage" if flag else "", e, experiment) from None
     return storage
 
 
@@ -254,18 +251,28 @@ def tracking_uri(flag: str | None, experiment: Experiment) -> str:
     """The MLflow URI: the flag's word, then the experiment's, then the environment's, then a local database.
 
     Raises:
-        SpecError: MLflow cannot write there.
+        SpecError: MLflow cannot write there; it is said of the flag, of the experiment, or of the environment.
         InfrastructureError: no server listens there.
     """
-    from tunefarm.plan import located
     from tunefarm.record.tracking import DEFAULT_URI, check_server, check_uri
 
-    written = experiment.tracking.uri
-    uri = flag or written or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
+    said = {
+        "--tracking": flag,
+        "": experiment.tracking.uri,
+        "MLFLOW_TRACKING_URI": os.environ.get("MLFLOW_TRACKING_URI"),
+    }
+    place, uri = next(((place, uri) for place, uri in said.items() if uri), ("", DEFAULT_URI))
     try:
         if uri != "none":
             check_uri(uri)
             check_server(uri)
     except SpecError as e:
-        raise (located(e, experiment) if uri == written else e) from None
+        raise _said_of(place, e, experiment) from None
     return uri
+
+
+def _said_of(place: str, error: SpecError, experiment: Experiment) -> Exception:
+    """An error about a value, said of where it was given: a flag, a variable, or else the experiment's key."""
+    from tunefarm.plan import located
+
+    return SpecError(str(error.args[0]), key=place, hint=error.hint) if place else located(error, experiment)

@@ -20,10 +20,12 @@ def plan(
 
     Example: tunefarm plan experiments/softmax.yaml
     """
-    from tunefarm.cli.opening import open_experiment
+    from tunefarm.cli import opening
 
-    resolved = open_experiment(experiment)
+    resolved = opening.open_experiment(experiment)
+    opening.optuna_storage(None, resolved.experiment)
     studies = make_plan(resolved, choose_targets(resolved.experiment, []))
+    opening.read_known(resolved)  # a sweep would refuse what cannot be read
     threshold = resolved.experiment.search.threshold
     shown = [_describe(study, threshold) for study in studies]
     if as_json:
