@@ -4,10 +4,15 @@ import math
 
 import numpy as np
 import pytest
-from test_search import DEFAULT, OPTIMUM, Farm, study, time_ms
+from test_search import DEFAULT, OPTIMUM, SPACE, Farm, study, time_ms
 
 from tunefarm.config import Config
+from tunefarm.device import nominal
+from tunefarm.problem import Problem
+from tunefarm.search.features import features
 from tunefarm.search.rungs import RUNGS
+from tunefarm.search.search import StudySearch
+from tunefarm.search.transfer import Past
 from tunefarm.trial import FINAL, Failure, Measurement, Outcome
 
 BEST_MS = time_ms(Config(params={"ROWS": 2, "BLOCK": 2048}, options={"num_warps": 8, "num_stages": 1}))
@@ -68,3 +73,26 @@ def test_buckets_in_which_all_fails_cost_some_measurements_and_nothing_else():
     assert 0 < len(failed) < farm.search.num_tried / 2
     assert farm.finals().config.flat == pytest.approx({**farm.finals().config.flat, **OPTIMUM})
     assert all(math.isfinite(t.median_ms) for t in farm.search.trials if t.rung == FINAL)
+
+
+@pytest.mark.parametrize("sampler", ["default", "tpe", "gp", "cmaes"])
+def test_values_whose_product_or_square_no_float_holds_are_values_like_others(sampler):
+    """Nor does a dim that a call computed need a float that comes near it."""
+    sides, dims = [f"SIDE_{n}" for n in range(18)], {"side": 2**2000 + 1, "block": 3000}
+    configs = [
+        Config(params={**config.params, **dict.fromkeys(sides, side), "MARK": mark}, options=config.options)
+        for config in SPACE[::10]
+        for side, mark in ((1, 0), (1 << 63, -1e300), (1 << 63, 1e300))
+    ]
+    device, problem = nominal("sm_90"), Problem(dims=dims)
+    known = Past(
+        problem=problem, device=device, configs=tuple(configs[::2]), builds=(None,) * len(configs[::2]),
+        times_ms=tuple(map(time_ms, configs[::2])),
+    )  # fmt: skip
+    farm = Farm(
+        StudySearch(configs=configs, problem=problem, device=device, sampler=sampler, max_trials=24, pasts=[known])
+    )
+    farm.build_all()
+    winner = farm.explore().finals()
+    assert time_ms(winner.config) < 1.2 * min(map(time_ms, configs))
+    assert np.isfinite(features(configs, problem=problem)).all()

@@ -15,6 +15,15 @@ LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """Launch options that every Triton release from 3.6 to 3.9 knows; a backend may declare more."""
 
 
+MAX_BITS = 64
+"""Of an integer that a kernel can be given. Optuna takes none that no float comes near, and neither do features."""
+
+
+def is_small(value: int) -> bool:
+    """Whether an integer has no more than `MAX_BITS`."""
+    return value.bit_length() <= MAX_BITS
+
+
 def show(value: Value) -> str:
     """A value as it appears in keys, logs and tables."""
     return str(value)
@@ -42,6 +51,9 @@ class Config:
         for name, value in self.flat.items():
             if not isinstance(value, bool | int | float | str | None):
                 raise UserError(f"config value {name}={value!r} is not a number, a string, a boolean or null")
+            if isinstance(value, int) and not is_small(value):
+                message = f"config value {name} is an integer of {value.bit_length()} bits"
+                raise UserError(message, hint=f"a kernel's have {MAX_BITS} at most")
 
     @property
     def flat(self) -> dict[str, Value]:

@@ -15,11 +15,17 @@ from tunefarm.trial import Build
 
 Vectors = NDArray[np.float64]
 Column: TypeAlias = Sequence[float] | Vectors
+LARGEST = 2**64
 
 
 def is_number(value: Value) -> TypeGuard[int | float]:
     """Whether a value is a number; a boolean is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def bounded(value: int | float) -> float:
+    """A number as a float, cut at 64 bits: no kernel tells larger ones apart, and their squares must stay finite."""
+    return float(min(max(value, -LARGEST), LARGEST))
 
 
 def num_warps(config: Config) -> int:
@@ -42,7 +48,7 @@ def tile_volumes(configs: Sequence[Config]) -> Vectors:
     """Elements of each config's tile: the product of its tile params; 1 without any. Shape (len(configs),)."""
     names = tile_params(configs)
     sides = [[config.params[name] for name in names] for config in configs]
-    return np.array([math.prod(side for side in row if is_number(side)) for row in sides], dtype=float)
+    return np.array([bounded(math.prod(side for side in row if is_number(side))) for row in sides])
 
 
 def work_per_thread(configs: Sequence[Config]) -> Vectors:
@@ -135,10 +141,10 @@ def _resources(builds: Sequence[Build | None]) -> list[Column]:
 
 
 def _columns(values: Sequence[Value]) -> list[Column]:
-    numbers = [float(v) for v in values if isinstance(v, int | float)]
+    numbers = [v for v in values if isinstance(v, int | float)]
     if len(numbers) < len(values):
         kinds = sorted({show(v) for v in values})
         return [[float(show(v) == kind) for v in values] for kind in kinds]
     if all(is_number(v) for v in values) and min(numbers) > 0:
-        return [[math.log2(v) for v in numbers]]
-    return [numbers]
+        return [[math.log2(v) for v in numbers]]  # of integers of any size
+    return [[bounded(v) for v in numbers]]

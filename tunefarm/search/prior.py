@@ -13,7 +13,7 @@ import numpy as np
 from tunefarm.config import Config
 from tunefarm.device import Device
 from tunefarm.problem import Problem
-from tunefarm.search.features import is_number, num_warps, work_per_thread
+from tunefarm.search.features import bounded, is_number, num_warps, work_per_thread
 from tunefarm.trial import Build
 
 HEAVY_SPILLS = 16
@@ -89,14 +89,15 @@ def order(
 def _tiled(configs: Sequence[Config], problem: Problem) -> list[tuple[str, float]]:
     """(Param, size) of every dim with a size, and every param that is named after it."""
     names = sorted({name for config in configs for name in config.params})
-    sizes = [(dim.lower(), size) for dim, size in problem.dims.items() if is_number(size) and size > 0]
+    sizes = [(dim.lower(), bounded(size)) for dim, size in problem.dims.items() if is_number(size) and size > 0]
     return [(name, size) for name in names for dim, size in sizes if dim in name.lower().split("_")]
 
 
 def _padding(config: Config, tiled: Sequence[tuple[str, float]]) -> float:
     """Factor by which tiles overshoot the dims they are named after, in units of log2."""
-    sides = ((config.params.get(name), size) for name, size in tiled)
-    return sum(math.log2(math.ceil(size / side) * side / size) for side, size in sides if is_number(side) and side > 0)
+    pairs = ((config.params.get(name), size) for name, size in tiled)
+    sides = ((bounded(side), size) for side, size in pairs if is_number(side) and side > 0)
+    return sum(math.log2(math.ceil(size / side) * side / size) for side, size in sides)
 
 
 def _underuse(build: Build, warps: int, device: Device) -> float:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, get_type_hints
 
-from tunefarm.config import Value
+from tunefarm.config import MAX_BITS, Value, is_small
 from tunefarm.errors import SpecError
 from tunefarm.frozen import FrozenMap
 
@@ -156,6 +156,7 @@ def number(*, low: float | None = None, above: float | None = None, high: float 
         value = node.value
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise node.error(f"a number belongs here, not {node.shown}", _number_hint(value))
+        _check_bits(node)
         if not math.isfinite(value):
             raise node.error(f"a finite number belongs here, not {value}", "leave the key out for no limit")
         _check_bounds(node, value, low, above, high)
@@ -169,12 +170,29 @@ def integer(*, low: int | None = None, high: int | None = None) -> Kind[int]:
     base = number(low=low, high=high)
 
     def read(node: Node) -> int:
-        value = integral(base.read(node))
+        base.read(node)
+        value = whole(node).value
         if not isinstance(value, int):
             raise node.error(f"a whole number belongs here, not {node.shown}", "leave the fraction out")
         return value
 
     return Kind(read=read, schema={**base.schema, "type": "integer"})
+
+
+def whole(node: Node) -> Node:
+    """The node with an integer for a float without fraction.
+
+    Raises:
+        SpecError: it is too large for a kernel, as 1e300 is.
+    """
+    made = dataclasses.replace(node, value=integral(node.value))
+    _check_bits(made)
+    return made
+
+
+def _check_bits(node: Node) -> None:
+    if isinstance(node.value, int) and not is_small(node.value):
+        raise node.error(f"an integer of {node.value.bit_length()} bits is too large", f"at most {MAX_BITS} bits")
 
 
 def _number_hint(value: Any) -> str:
@@ -208,6 +226,7 @@ def _read_scalar(node: Node) -> Value:
         raise node.error(f"a finite number belongs here, not {node.value}", "give a finite one")
     if not isinstance(node.value, bool | int | float | str | None):
         raise node.error(f"a single value belongs here, not {node.shown}", "write a number, a text, true or false")
+    _check_bits(node)
     return node.value
 
 

@@ -29,6 +29,7 @@ from tunefarm.spec.grammar import (
     number,
     section,
     text,
+    whole,
 )
 from tunefarm.spec.inputs import CHANGES, Change, InputSpec, check_dtype, read_expression
 
@@ -172,7 +173,7 @@ _WEIGHT = number(above=0)
 
 
 def _read_variable(node: Node) -> Value:
-    value = integral(SCALAR.read(node))
+    value = SCALAR.read(whole(node))
     if value is None:
         raise node.error("is empty", "give a value or a list of values")
     return value

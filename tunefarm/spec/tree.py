@@ -136,7 +136,8 @@ class _Tree:
         try:
             return _READ.get(kind, str)(content)
         except ValueError as e:
-            raise SpecError(f"{content[:40]} {e}", file=where, key=key, hint="leave the key out for no limit") from None
+            hint = "a kernel's integers have 64 bits" if kind == "int" else "leave the key out for no limit"
+            raise SpecError(f"{content[:40]} {e}", file=where, key=key, hint=hint) from None
 
 
 def _integer(content: str) -> int:
