@@ -130,7 +130,7 @@ def test_record(tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[
     record = ("record", "experiment.yaml", "-o", "made/recording.json.gz", "--fleet", "inline", "--samples", "5")
     assert command(*record, "--quiet") == 0
     captured = capsys.readouterr()
-    assert captured.out.startswith("made/recording.json.gz: 1 problems, 18 configs on Test GPU, ")
+    assert captured.out.startswith("made/recording.json.gz: 1 problem, 18 configs on Test GPU, ")
     assert captured.err == ""
     made = landscape.load(Path("made/recording.json.gz"))
     (recorded,) = made.problems

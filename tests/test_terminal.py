@@ -14,8 +14,9 @@ from rich.console import Console
 
 from tunefarm.cli import terminal
 from tunefarm.cli.terminal import WIDE, Progress, closing_table, console, left_line, study_line, time_text
-from tunefarm.config import Config, Value
+from tunefarm.config import Config, Value, counted
 from tunefarm.seams import Fleet
+from tunefarm.search.stopping import exhausted
 from tunefarm.study import Left, StudyResult
 from tunefarm.trial import Outcome
 
@@ -116,6 +117,17 @@ def narrate(progress: Progress, played: farm.Played) -> None:
         progress.moved(played.board, [])
         for result in played.results:
             progress.ended(result)
+
+
+def test_one_of_something_is_no_several(tmp_path: Path, fleet: Fleet, store: Path) -> None:
+    experiment = write_experiment(tmp_path, space={"BLOCK": [64], "MARK": [0], "num_warps": [4]})
+    write_landscape(experiment)
+    (result,) = play(experiment, fleet, store).results
+    assert study_line(result).startswith("fill sm_90 1000 fp32: 1 candidate, 1 bucket, 1 built, 1 replayed; best ")
+    assert exhausted(1, 0) == "space exhausted: the only candidate tried"
+    assert exhausted(3, 1) == "nothing is left open: 3 candidates measured, 1 bucket closed"
+    assert [counted(n, "study", "studies") for n in (0, 1, 2)] == ["0 studies", "1 study", "2 studies"]
+    assert [counted(n, "row") for n in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]
 
 
 def test_elsewhere_than_on_a_terminal_there_are_lines_and_no_bars(

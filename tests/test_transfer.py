@@ -139,7 +139,7 @@ def test_a_sweep_learns_from_an_earlier_ones_ledger(tmp_path: Path, store: Path)
     for _ in range(2):
         second = tunefarm(*ARGUMENTS, folder=tmp_path / "after", store=store)
         assert second.returncode == 0, second.stderr
-        assert "learning from 3 earlier studies of fill_kernel" in second.stdout + second.stderr
+        assert "learning from 3 earlier studies of this kernel" in second.stdout + second.stderr
     (study,) = events(tmp_path / "after/sweeps/fill/ledger.jsonl", "study")
     assert study["kernel"] == "fill_kernel"
     asked = [e["config"] for e in events(tmp_path / "after/sweeps/fill/ledger.jsonl", "measured") if e["rung"] == 0]
@@ -157,7 +157,7 @@ def test_a_sweep_under_other_conditions_learns_from_its_own_ledger(tmp_path: Pat
     path.write_text(json.dumps({**json.loads(path.read_text()), "search": {**SEARCHED["search"], "seed": 1}}))
     other = tunefarm(*ARGUMENTS, folder=tmp_path, store=store)
     assert other.returncode == 0, other.stderr
-    assert "learning from 1 earlier studies" in other.stdout + other.stderr
+    assert "learning from 1 earlier study of this kernel" in other.stdout + other.stderr
     fresh = tunefarm(*ARGUMENTS, "--fresh", folder=tmp_path, store=store)
     assert "learning" not in fresh.stdout + fresh.stderr
 
@@ -185,7 +185,7 @@ def test_a_file_is_read_once_before_any_work(tmp_path: Path, store: Path) -> Non
     old.unlink()
     planned = plan(resolved, choose_targets(resolved.experiment, []))
     with closing(open_ledger(tmp_path / "ledger.jsonl", {"experiment": "fill", "conditions": "a"})) as ledger:
-        (past,) = _pasts(resolved, planned, ledger, known)
+        (past,) = _pasts("fill_kernel", planned, ledger, known)
     assert set(past.configs) == set(planned[0].candidates)
 
 

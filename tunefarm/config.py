@@ -29,6 +29,17 @@ def show(value: Value) -> str:
     return str(value)
 
 
+def counted(number: int, what: str, many: str = "") -> str:
+    """So many of something, as people write it: `1 study`, `12 candidates`.
+
+    Args:
+        number: how many.
+        what: one of them.
+        many: several of them, where that is more than an `s` at the end.
+    """
+    return f"{number} {what if number == 1 else many or f'{what}s'}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """One assignment: the kernel's tunable constexprs and the launch options.

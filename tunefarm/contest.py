@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tunefarm.bench.meter import Answer, Candidate, Question
 from tunefarm.bench.worker import Built
-from tunefarm.config import Config
+from tunefarm.config import Config, counted
 from tunefarm.finals import Finals
 from tunefarm.minutes import UNMEASURED, Minutes
 from tunefarm.plan import Call, PlannedStudy
@@ -344,12 +344,13 @@ def _failed_late(trials: Sequence[Trial]) -> str:
     fastest = min(failed, key=lambda trial: trial.median_ms or 0.0)
     assert fastest.failure is not None
     return (
-        f"no finalist passed: {len(failed)} were measured and failed later, the fastest by {describe(fastest.failure)}"
+        f"no finalist passed: of those measured {len(failed)} failed later, the fastest by {describe(fastest.failure)}"
     )
 
 
 def _no_meter(planned: PlannedStudy, num_built: int) -> str:
+    built = f"{num_built} of {counted(len(planned.candidates), 'candidate')} {'was' if num_built == 1 else 'were'}"
     return (
-        f"nothing was measured: no {planned.study.device.arch} GPU and no landscape; {num_built} of "
-        f"{len(planned.candidates)} candidates were compiled and checked for legality"
+        f"nothing was measured: no {planned.study.device.arch} GPU and no landscape; {built} compiled and checked for "
+        "legality"
     )

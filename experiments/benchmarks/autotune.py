@@ -29,7 +29,7 @@ from typing import Any
 import yaml
 from sitting import end_well, live_arch, positive, retime, row_of, run, sweep, variant
 
-from tunefarm.config import Config
+from tunefarm.config import Config, counted
 from tunefarm.document import canonical, write_atomic
 from tunefarm.errors import UserError
 from tunefarm.spec.experiment import load_experiment
@@ -148,7 +148,8 @@ def report(experiment: Path, folder: Path, name: str) -> None:
     held_s = sum(line.get("seconds", 0.0) for line in kept)
     startup_s = next(line["startup_s"] for line in kept if "startup_s" in line)
     num_configs = sum(study["candidates"] for study in said["studies"])
-    print(f"{len(said['studies'])} problems of {name}, {num_configs} configs in all, {os.cpu_count()} CPUs")
+    problems, configs = counted(len(said["studies"]), "problem"), counted(num_configs, "config")
+    print(f"{problems} of {name}, {configs} in all, {counted(os.cpu_count() or 1, 'CPU')}")
     print(f"{'':18s} {'wall s':>8s} {'GPU-held s':>11s} {'start-up s':>11s}")
     print(f"{'triton.autotune':18s} {stock_s:8.1f} {held_s:11.1f} {startup_s:11.1f}")
     print(f"{'tunefarm sweep':18s} {ours_s:8.1f} {said['gpu_held_s']:11.1f} {said['gpu_startup_s']:11.1f}")

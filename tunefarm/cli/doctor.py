@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from tunefarm.cli.folders import cache_folder
+from tunefarm.config import counted
 from tunefarm.fleet.cpus import available_cpus
 
 PACKAGES = {
@@ -206,7 +207,7 @@ def _ask_driver() -> Iterator[Check]:
             with contextlib.suppress(pynvml.NVMLError):
                 others = [p for p in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu) if p.pid != os.getpid()]
                 if others:
-                    found += f", {len(others)} other processes compute on it"
+                    found += f", {counted(len(others), 'other process computes', 'other processes compute')} on it"
                     remedies.append("times taken beside other work are not worth keeping: wait, or use another GPU")
             state = "warn" if remedies else "ok"
             yield Check(name=f"GPU {index}", state=state, found=found, remedy="; ".join(remedies))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tunefarm.cli.terminal import console, time_text
+from tunefarm.config import counted
 from tunefarm.pack import Row, Table, load_pack
 
 if TYPE_CHECKING:
@@ -33,16 +34,12 @@ def show(
         typer.echo(json.dumps(json.loads(file.read_text(encoding="utf-8"))))
         return
     out = console()
-    rows, tables = _count(loaded.num_rows, "row"), _count(len(loaded.tables), "table")
+    rows, tables = counted(loaded.num_rows, "row"), counted(len(loaded.tables), "table")
     out.print(f"{file}: {rows} in {tables}, digest {loaded.digest[:12]}", markup=False)
     for table in loaded.tables:
         for line in _heading(table):
             out.print(line, markup=False)
         out.print(_grid(table.rows))
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _heading(table: Table) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tunefarm.config import counted
 from tunefarm.plan import PlannedStudy, choose_targets
 from tunefarm.plan import plan as make_plan
 
@@ -67,9 +68,9 @@ def _print(study: dict[str, Any]) -> None:
     if study["skipped"]:
         typer.echo(f"{study['study']}: skipped: {study['skipped']}")
         return
-    typer.echo(f"{study['study']}: {study['candidates']} candidates, {study['buckets']} buckets")
+    typer.echo(f"{study['study']}: {counted(study['candidates'], 'candidate')}, {counted(study['buckets'], 'bucket')}")
     typer.echo(f"  device      {study['device']}; times from: {study['meter']}")
-    typer.echo(f"  space       {study['points']} points")
+    typer.echo(f"  space       {counted(study['points'], 'point')}")
     for rule, count in study["removed"].items():
         typer.echo(f"  removed     {count} by {rule}")
     if study["added_default"]:

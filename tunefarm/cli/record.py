@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tunefarm.cli.opening import FleetKind
+from tunefarm.config import counted
 
 
 def record(
@@ -51,9 +52,10 @@ def record(
             errands = Errands(resolved=resolved, dispatch=dispatch, board=board, advance=progress.advance)
             recording = make_recording(errands, planned, samples)
     landscapes.save(recording, out)
-    configs = sum(len(r.entries) for r in recording.problems)
+    problems = counted(len(recording.problems), "problem")
+    configs = counted(sum(len(r.entries) for r in recording.problems), "config")
     typer.echo(
-        f"{out}: {len(recording.problems)} problems, {configs} configs on {recording.device.name}, "
+        f"{out}: {problems}, {configs} on {recording.device.name}, "
         f"{out.stat().st_size / 1000:.0f} kB; {time.monotonic() - began:.1f} s, GPU held {dispatch.held_s:.1f} s"
     )
     for notice in (*dispatch.notices, *recording.notices):

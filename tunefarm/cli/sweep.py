@@ -15,12 +15,12 @@ import typer
 
 from tunefarm.address import public
 from tunefarm.cli.opening import FleetKind, MeterKind
+from tunefarm.config import Config, counted
 from tunefarm.errors import TunefarmError
 from tunefarm.seams import NullMirror
 
 if TYPE_CHECKING:
     from tunefarm.cli.terminal import Progress
-    from tunefarm.config import Config
     from tunefarm.device import Device
     from tunefarm.pack import Pack
     from tunefarm.pasts import Story
@@ -205,9 +205,9 @@ def _compete(
     tracker.start()
     board = BuildBoard(resolved, BuildStore(order.store))
     dispatch = Dispatch(workers, budget=Budget(wall_s=spec.budget.wall_s, gpu_held_s=spec.budget.gpu_held_s))
-    pasts = _pasts(resolved, planned, ledger, known)
+    pasts = _pasts(resolved.workload.signature.kernel, planned, ledger, known)
     if pasts:
-        progress.say(f"learning from {len(pasts)} earlier studies of {resolved.workload.signature.kernel}")
+        progress.say(f"learning from {counted(len(pasts), 'earlier study', 'earlier studies')} of this kernel")
     mirror = _mirror(order, ledger)
     competition = Sweep(
         resolved, planned, dispatch=dispatch, board=board, ledger=ledger, memo=ledger.memo(), tracker=tracker,
@@ -262,7 +262,7 @@ def _mirror(order: _Order, ledger: FileLedger) -> Mirror:
 
 
 def _pasts(
-    resolved: Resolved, planned: Sequence[PlannedStudy], ledger: FileLedger, known: Mapping[Path, Sequence[Story]]
+    kernel: str, planned: Sequence[PlannedStudy], ledger: FileLedger, known: Mapping[Path, Sequence[Story]]
 ) -> list[Past]:
     """What the sweep may learn from its own ledger and from other files, save what is of its own conditions."""
     from tunefarm.pasts import choose_pasts, read_stories
@@ -270,7 +270,7 @@ def _pasts(
     configs = {config.key: config for study in planned for config in study.candidates}.values()
     path = ledger.path.resolve()
     # Its own comes first, as it is now: where it was read before, `--fresh` was not yet written in it.
-    own = {path: read_stories(path, resolved.workload.signature.kernel, is_own=True)}
+    own = {path: read_stories(path, kernel, is_own=True)}
     return [
         past
         for stories in {**own, **known, **own}.values()
@@ -379,9 +379,8 @@ def _print_closing(results: Sequence[StudyResult], facts: dict[str, Any], *, qui
     unmeasured = sorted({r.study.device.arch for r in results if r.status.value == "not_measured"})
     if unmeasured:
         lines.append(f"NOT MEASURED: {', '.join(unmeasured)}: compiled and checked only; nothing is exported for it.")
-    lines.append(
-        f"compiled {facts['compiled']} configs in {facts['build_s']:.1f} CPU s, {facts['from_store']} more in the store"
-    )
+    compiled = counted(facts["compiled"], "config")
+    lines.append(f"compiled {compiled} in {facts['build_s']:.1f} CPU s, {facts['from_store']} more in the store")
     if not replayed:
         lines.append(
             f"GPU held {facts['gpu_held_s']:.1f} s, and {facts['gpu_startup_s']:.1f} s of start-up; kernels compiled "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tunefarm.config import counted
 from tunefarm.study import Left, Status, StudyResult
 from tunefarm.trial import describe
 
@@ -26,12 +27,13 @@ def console(*, stderr: bool = False) -> Console:
 def study_line(result: StudyResult) -> str:
     """A study in one line, as in a log."""
     head = f"{result.study.label}: "
-    counts = [f"{result.num_candidates} candidates"]
+    counts = [counted(result.num_candidates, "candidate")]
     if merged := sum(t.merged_into is not None for t in result.trials):
         counts.append(f"{merged} merged")
-    counts += [f"{result.num_buckets} buckets", f"{result.num_built} built", f"{result.num_measured} {_verb(result)}"]
+    counts.append(counted(result.num_buckets, "bucket"))
+    counts += [f"{result.num_built} built", f"{result.num_measured} {_verb(result)}"]
     if result.closed:
-        counts.append(f"{len(result.closed)} buckets closed")
+        counts.append(f"{counted(len(result.closed), 'bucket')} closed")
     if result.winner is not None and (failures := result.failures):
         first, _ = failures[0]
         counts.append(f"{sum(count for _, count in failures)} failed, most by {first.stage}: {_cut(first.message)}")
@@ -179,14 +181,15 @@ class Progress:
             self._builds = self._bars.add_task("compiled", total=num_builds or None, note="")
             self._studies = self._bars.add_task("studies", total=len(contests), note="")
             how = "compiling all of them first" if num_builds else "compiling what the search asks for, and ahead of it"
-            self.say(f"{sum(len(c.planned.candidates) for c in contests)} candidates in {len(contests)} studies; {how}")
+            candidates = counted(sum(len(c.planned.candidates) for c in contests), "candidate")
+            self.say(f"{candidates} in {counted(len(contests), 'study', 'studies')}; {how}")
 
     def moved(self, board: BuildBoard, contests: Sequence[Contest]) -> None:
         """Moves the bars."""
         if self._bars is not None:
             self._bars.update(self._builds, completed=board.num_compiled)
             measured = sum(len(contest.best_ms) for contest in contests)
-            self._bars.update(self._studies, note=f"{measured} candidates timed")
+            self._bars.update(self._studies, note=f"{counted(measured, 'candidate')} timed")
 
     def advance(self, what: str, count: int) -> None:
         """Moves a bar of a recording, `built` or `measured`."""

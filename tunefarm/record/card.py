@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tunefarm.config import counted
 from tunefarm.document import canonical, digest
 from tunefarm.study import Status, StudyResult
 from tunefarm.trial import FAILURES, Outcome, Trial, describe
@@ -140,11 +141,12 @@ def _tags(result: StudyResult) -> dict[str, str]:
 def describe_study(result: StudyResult) -> str:
     """A study in one sentence, for people who have never seen the sweep."""
     study, winner = result.study, result.winner
+    candidates = counted(result.num_candidates, "candidate")
     if winner is None or result.status is not Status.WINNER:
         ending = {
-            Status.NOT_MEASURED: f"{result.num_candidates} candidates were checked and none was timed",
+            Status.NOT_MEASURED: f"of {candidates} none was timed",
             Status.SKIPPED: "there was nothing to tune",
-        }.get(result.status, f"none of {result.num_candidates} candidates can be used, so nothing is exported")
+        }.get(result.status, f"none of {candidates} can be used, so nothing is exported")
         sentence = f"{study.label}: {ending}" + (f": {result.reason}" if result.reason else "")
     else:
         rates = result.rate(winner.median_ms)
@@ -155,7 +157,7 @@ def describe_study(result: StudyResult) -> str:
             parts.append(f"not compared with the default {winner.default}, which fails ({describe(failure)})")
         parts += [f"{rates['tbps']:.3g} TB/s"] if "tbps" in rates else []
         parts += [f"{rates['tflops']:.4g} TFLOP/s"] if "tflops" in rates else []
-        effort = f"{result.num_measured} of {result.num_candidates} candidates measured"
+        effort = f"{result.num_measured} of {candidates} measured"
         sentence = f"{study.label}: {', '.join(parts)}; {effort}; {winner.reason}"
     sources = {
         "replayed": f" Times are replayed from a landscape recorded on {study.device.name}.",

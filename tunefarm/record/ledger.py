@@ -42,6 +42,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tunefarm.config import counted
 from tunefarm.document import canonical, parse_json
 from tunefarm.errors import DocumentError, Fenced, LedgerError
 from tunefarm.record.memo import Memo
@@ -196,7 +197,9 @@ def _look(path: Path, identity: Mapping[str, Any]) -> Scan:
     if past.opening is not None:
         _compare(past.opening, identity, path)
     if past.num_damaged or past.num_stale:
-        skipped = f"{past.num_damaged} damaged lines and {past.num_stale} of a driver that had been taken over"
+        skipped = (
+            f"{counted(past.num_damaged, 'damaged line')} and {past.num_stale} of a driver that had been taken over"
+        )
         log.warning("%s: skipped %s", path, skipped)
     return past
 

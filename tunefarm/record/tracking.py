@@ -197,7 +197,7 @@ class MlflowTracker:
         left = list(self._left.values())
         if left or self._error or self._thread.is_alive():
             why = self._error or f"not done after {timeout_s:.0f} s"
-            what = f"{len(left)} studies ({', '.join(left[:5])}{', ...' if left[5:] else ''})" if left else "the totals"
+            what = f"{', '.join(left[:5])}{f' and {len(left) - 5} more' if left[5:] else ''}" or "the totals"
             log.warning("MLflow at %s lacks %s of this sweep: %s. The ledger has it all.", public(self._uri), what, why)
         return left
 

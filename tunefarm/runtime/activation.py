@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tunefarm.config import counted
 from tunefarm.device import Device
 from tunefarm.errors import MissError, PackError, UserError
 from tunefarm.pack import Pack, load_pack, seal
@@ -179,14 +180,16 @@ class Report:
         return sum(miss.launches + miss.graphs for miss in self.misses)
 
     def __str__(self) -> str:
-        lines = [f"packs: {', '.join(self.packs) or 'none'}; {self.num_hits} hits, {self.num_misses} misses"]
+        hits, misses = counted(self.num_hits, "hit"), counted(self.num_misses, "miss", "misses")
+        lines = [f"packs: {', '.join(self.packs) or 'none'}; {hits}, {misses}"]
         if self.hits:
             cells = [("kernel", "step", "match", "config", "launches", "graphs")]
             cells += [(h.kernel, h.step, h.match, h.config, str(h.launches), str(h.graphs)) for h in self.hits]
             widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
             lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]
         for miss in self.misses:
-            lines += [f"missed {miss.kernel}: {miss.problem} ({miss.launches} launches, {miss.graphs} graphs)"]
+            times = f"{counted(miss.launches, 'launch', 'launches')}, {counted(miss.graphs, 'graph')}"
+            lines += [f"missed {miss.kernel}: {miss.problem} ({times})"]
             lines += [line for line in miss.reason.splitlines() if line]
         lines += [f"refused {reason}" for reason in self.refused]
         lines += [f"never asked: {table}" for table in self.never_asked]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tunefarm.config import counted
 from tunefarm.search.buckets import Bucket
 from tunefarm.search.outlook import Outlook
 from tunefarm.search.rungs import RUNGS
@@ -107,10 +108,10 @@ def closing(bucket: Bucket, trials: Sequence[Trial], open_numbers: Sequence[int]
     ]
     sigmas = outlook.wary(CLOSING_SIGMAS)
     if len(clean) >= CLOSING_CLEAN and min(clean) > CLOSING_RATIO:
-        evidence = f"{len(clean)} members measured, the fastest at {min(clean):.2f}x the incumbent"
+        evidence = f"{counted(len(clean), 'member')} measured, the fastest at {min(clean):.2f}x the incumbent"
     elif (bound := float(outlook.bound(sigmas, list(open_numbers)).min())) > 1.0:
         evidence = f"its best open member is at {bound:.2f}x the incumbent or slower ({sigmas:.1f} sigma)"
     else:
         return None
-    reason = f"{evidence}; {len(open_numbers)} of {len(bucket.members)} members left unmeasured"
+    reason = f"{evidence}; {len(open_numbers)} of {counted(len(bucket.members), 'member')} left unmeasured"
     return Decision(kind="bucket_closed", number=bucket.number, reason=reason)

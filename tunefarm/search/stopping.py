@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from tunefarm.config import counted
 from tunefarm.search.outlook import Outlook
 from tunefarm.study import Left
 from tunefarm.trial import FAILURES, PREPARE, Failure, Outcome, Trial, describe
@@ -66,8 +67,10 @@ def left(trials: Sequence[Trial], outlook: Outlook | None, limit: str) -> Left:
 def exhausted(num_tried: int, num_closed: int) -> str:
     """Why a study ends that has nobody left to ask."""
     if num_closed:
-        return f"nothing is left open: {num_tried} candidates measured, {num_closed} buckets closed"
-    return f"space exhausted: all {num_tried} distinct candidates tried"
+        measured, closed = counted(num_tried, "candidate"), counted(num_closed, "bucket")
+        return f"nothing is left open: {measured} measured, {closed} closed"
+    tried = "the only candidate" if num_tried == 1 else f"all {num_tried} distinct candidates"
+    return f"space exhausted: {tried} tried"
 
 
 def hopeless(trials: Sequence[Trial]) -> str:
