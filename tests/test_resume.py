@@ -175,13 +175,14 @@ def test_a_storage_that_is_lost_stops_no_sweep(folder: Path, store: Path) -> Non
     """One notice names it and the remedy, without the password that it may hold; nor does the ledger hold one."""
     calm = tunefarm(*ARGUMENTS, "--sweeps", "calm", folder=folder, store=store)
     (folder / "packs/fill.json").unlink()
-    lost = "sqlite:///kernels.py/optuna.db?password=hunter2"
+    lost = "sqlite:///file:kernels.py/optuna.db?uri=true&password=hunter2"
     done = tunefarm(*ARGUMENTS, "--optuna-storage", lost, folder=folder, store=store)
     assert done.returncode == 0, done.stderr
     assert winners(done.stdout) == winners(calm.stdout)
     (notice,) = json.loads(done.stdout)["notices"]
     assert notice.startswith(
-        "Optuna storage sqlite:///kernels.py/optuna.db?password=*** lacks fill sm_90 1000 fp32, fill "
+        "Optuna storage sqlite:///file:kernels.py/optuna.db?uri=true&password=*** lacks fill sm_90 1000 fp32, fill "
     )
     assert "the same command fills it in from the ledger" in notice
+    assert not list(folder.glob("file:*"))
     assert "hunter2" not in done.stdout + done.stderr + (folder / LEDGER).read_text()

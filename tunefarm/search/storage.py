@@ -104,7 +104,7 @@ def connect(storage: str) -> Any:
 
     url = make_url(storage)
     kind = url.get_backend_name()
-    if kind == "sqlite" and url.database:
+    if kind == "sqlite" and url.database and "uri" not in url.query:  # there it is no path
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
     waits = {"sqlite": {"timeout": WAIT_S}, "postgresql": {"connect_timeout": WAIT_S}}.get(kind, {})
     if owner := _stranger(url, **waits):  # a server is asked here for the first time
