@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tunefarm.address import public
 from tunefarm.bench.build import launch_options, triton_version
 from tunefarm.bench.preload import load_builder, load_meter
 from tunefarm.bench.worker import probe
@@ -229,8 +230,13 @@ def read_known(resolved: Resolved) -> dict[Path, list[Story]]:
     return {file: read_stories(file, kernel) for file in distinct}
 
 
-def optuna_storage(flag: str | None, experiment: Experiment) -> str:
+def optuna_storage(flag: str | None, experiment: Experiment, tracking: str = "") -> str:
     """The Optuna storage that mirrors the studies: the flag's word, then the experiment's; empty for none.
+
+    Args:
+        flag: what the command line says.
+        experiment: the experiment.
+        tracking: the MLflow URI, which must be another.
 
     Raises:
         SpecError: Optuna cannot write to such a one; it is said of the flag, or of the experiment.
@@ -242,6 +248,9 @@ def optuna_storage(flag: str | None, experiment: Experiment) -> str:
 
     try:
         check_storage(storage)
+        if storage == tracking:  # Both keep their version in a table of one name, and each takes it for its own.
+            message = f"{public(storage)} is MLflow's database in this sweep"
+            raise SpecError(message, key="tracking.optuna_storage", hint="name another file or database")
     except SpecError as e:
         raise _said_of("--optuna-storage" if flag else "", e, experiment) from None
     return storage

@@ -77,10 +77,11 @@ def sweep(
             Progress(quiet=quiet or as_json) as progress,
             opening.cluster_ahead(fleet, address, use_gpus=meter is not MeterKind.REPLAY) as cluster,
         ):
+            uri = opening.tracking_uri(tracking, written)
             order = _Order(
-                resolved=opening.import_experiment(written), meter=meter, fresh=fresh, store=store_folder(),
-                tracking=opening.tracking_uri(tracking, written), ledger=sweeps / written.name / "ledger.jsonl",
-                optuna_storage=opening.optuna_storage(optuna_storage, written),
+                resolved=opening.import_experiment(written), meter=meter, fresh=fresh, tracking=uri,
+                ledger=sweeps / written.name / "ledger.jsonl", store=store_folder(),
+                optuna_storage=opening.optuna_storage(optuna_storage, written, uri),
             )  # fmt: skip
             use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
             planned = _plan(order, [], complete=not use_gpu)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from tunefarm.config import Config
+from tunefarm.config import Config, counted
 from tunefarm.device import Device
 from tunefarm.problem import Problem
 from tunefarm.search import decisions, stopping
@@ -204,7 +204,7 @@ class StudySearch:
                 new = sampler.ask(self._room())
             if not new:
                 self._is_limited = bool(sampler.open_numbers)
-                spent = f"budget of {self._max_trials} trials used" if self._is_limited else ""
+                spent = f"budget of {counted(self._max_trials or 0, 'trial')} used" if self._is_limited else ""
                 self._end(spent or stopping.exhausted(self.num_tried, len(self.closed)))
         self._asked.update(new)
         requests = self._promoted + [Request(number=number, rung=EXPLORATION[0].number) for number in new]
