@@ -57,7 +57,7 @@ HOUSE = """
     bench.build             triton
     bench.store
     bench.verify            torch
-    bench.driver
+    bench.cuda
     bench.telemetry         torch pynvml
     bench.meter
     bench.replay

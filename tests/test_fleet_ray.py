@@ -141,3 +141,65 @@ def test_a_local_ray_cluster_needs_no_home_says_nothing_and_ends(tmp_path: Path)
     assert death == "build-0 ended with exit code 1 while it held a job"
     assert done.stderr == ""
     assert list(home.iterdir()) == []
+
+
+AHEAD = """\
+import sys, time
+from tunefarm.cli.opening import FleetKind, cluster_ahead, open_fleet
+
+def open_it(cluster):
+    fleet = open_fleet(FleetKind.RAY, None, use_gpu=False, builders=1, cluster=cluster)
+    print([worker.role for worker in fleet.workers], fleet.submit(abs, "build-0").exception())
+    fleet.close()
+
+with cluster_ahead(FleetKind.INLINE, None, use_gpus=False) as cluster:
+    assert cluster is None
+with cluster_ahead(FleetKind.RAY, "10.0.0.1:6379", use_gpus=False) as cluster:
+    assert cluster is None
+with cluster_ahead(FleetKind.RAY, None, use_gpus=False) as cluster:
+    assert cluster is not None
+    if "wrong" in sys.argv:
+        began = time.monotonic()
+        raise SystemExit("a mistake in the workload")
+    open_it(cluster)
+sys.modules["torch"] = sys  # loaded: there is nothing to do meanwhile
+with cluster_ahead(FleetKind.RAY, None, use_gpus=False) as cluster:
+    assert cluster is None
+"""
+
+
+def ahead(*words: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """How a driver of a cluster that starts ahead ended, and which processes of its own it left."""
+    mark = f"AHEAD_{os.getpid()}_{len(words)}"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[1]), mark: "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", AHEAD, *words], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+    def left() -> list[str]:
+        names = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark.encode() in (process / "environ").read_bytes():
+                    names.append((process / "comm").read_text().strip())
+            except OSError:
+                continue
+        return names
+
+    wait_until(lambda: not left(), 20)
+    return done, left()
+
+
+def test_a_local_cluster_that_starts_ahead_serves_a_fleet_and_ends_with_it() -> None:
+    done, left = ahead()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("['measure', 'build']")
+    assert left == []
+
+
+def test_a_mistake_found_while_a_cluster_starts_is_told_and_leaves_no_process() -> None:
+    done, left = ahead("wrong")
+    assert done.returncode == 1
+    assert done.stderr == "a mistake in the workload\n"
+    assert left == []

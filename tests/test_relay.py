@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -95,11 +96,46 @@ def test_the_spare_has_loaded_before_it_takes_over_and_no_other_follows_it(open_
 def test_a_spare_takes_over_from_a_process_that_is_not_trusted_any_more_and_the_next_one_loads(open_relay, tmp_path):
     relay, start = open_relay()
     reply = relay.exchange(pack(partial(retire, 7)))
-    first, second, third = start.pids
+    first, second = start.pids
     assert open_reply(reply) == ((7, first), None)
     assert not reply.retire  # The post has nothing left to do.
+    assert not alive(first)
     assert do(relay, tell) == (second, [second])
-    assert wait_until((tmp_path / str(third)).exists)
+    assert wait_until(lambda: len(start.pids) == 3 and (tmp_path / str(start.pids[2])).exists())
+
+
+def test_an_answer_does_not_wait_for_a_spare_that_loads(open_relay):
+    relay, start = open_relay(warm=wait_long)
+    assert open_reply(relay.exchange(pack(partial(retire, 7)))) == ((7, start.pids[0]), None)
+
+
+def test_a_spare_that_hangs_as_it_loads_is_given_up(open_relay, monkeypatch):
+    monkeypatch.setattr("tunefarm.fleet.relay.LOAD_S", 1.0)
+    relay, start = open_relay(warm=wait_long)
+    do(relay, tell_afresh)
+    pid, _ = do(relay, tell_afresh)
+    assert pid not in start.pids[:2]
+    assert not any(map(alive, start.pids[:2]))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_spare_that_dies_while_it_waits_costs_no_job_a_life(open_relay, tmp_path, number):
+    relay, start = open_relay()
+    do(relay, tell_afresh)
+    assert wait_until((tmp_path / str(start.pids[1])).exists)
+    os.kill(start.pids[1], number)
+    assert wait_until(lambda: not alive(start.pids[1]))
+    pid, _ = do(relay, tell_afresh)
+    assert start.pids[2:] == [pid]
+
+
+def test_a_relay_that_was_killed_starts_no_more_spares(open_relay):
+    relay, start = open_relay()
+    relay.exchange(pack(partial(retire, 7)))
+    relay.kill()
+    with pytest.raises(WorkerLost):
+        do(relay, tell)
+    assert len(start.pids) == 2
 
 
 def test_without_a_spare_the_post_replaces_who_retires(open_relay):
@@ -118,7 +154,7 @@ def test_a_spare_that_dies_while_it_loads_is_not_used(open_relay, warm):
     assert not alive(spare)
 
 
-def test_a_spare_that_cannot_load_tells_when_it_has_a_job(open_relay):
+def test_a_spare_that_could_not_load_is_as_good_as_one_that_was_not_asked_to(open_relay):
     relay, start = open_relay(warm=partial(int, "no number"))
     do(relay, tell_afresh)
     assert do(relay, tell_afresh) == (start.pids[1], [])

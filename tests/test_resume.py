@@ -93,11 +93,14 @@ def test_a_second_driver_is_refused_and_the_first_goes_on(folder: Path, store: P
     assert {e["epoch"] for e in events(folder / LEDGER)} == {1}
 
 
-def test_ctrl_c_ends_in_one_line_that_says_how_to_go_on(folder: Path, store: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_or_a_scheduler_end_it_in_one_line_that_says_how_to_go_on(
+    folder: Path, store: Path, number: signal.Signals
+) -> None:
     with running(*ARGUMENTS, folder=folder, store=store) as process:
         assert wait_until(lambda: len(measured(folder / LEDGER)) > 3)
         workers = children(process.pid)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert out == ""

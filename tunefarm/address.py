@@ -24,7 +24,8 @@ def public(text: str) -> str:
 def sqlite_fault(address: str) -> str:
     """What is wrong with the address of a SQLite database, as far as the driver can tell; empty if nothing is.
 
-    A password is: SQLite hears of none. SQLAlchemy only warns, on whoever's terminal, when somebody connects.
+    A password counts as wrong, too: SQLite takes none. SQLAlchemy only warns, on whoever's terminal, when somebody
+    connects.
     """
     if _PLAIN.fullmatch(address):
         return ""  # without loading SQLAlchemy, which takes a sweep's start a while

@@ -118,7 +118,10 @@ class Dispatch:
 
     @property
     def held_s(self) -> float:
-        """Seconds that GPUs were held, each from its worker's first job's start to its last job's end."""
+        """Seconds that GPUs were held, each from its worker's first job's start to its last job's end.
+
+        A first job that waits until its process has loaded what it needs counts from there, though it holds none yet.
+        """
         return sum(last - first for first, last in self._held.values())
 
     def submit(self, jobs: Iterable[tuple[Job, Callable[[], Any]]]) -> None:

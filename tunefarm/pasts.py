@@ -21,7 +21,7 @@ from tunefarm.trial import Build, build_from_json
 LANDSCAPE = ".json.gz"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Story:
     """A study as a file tells of it, by config key.
 

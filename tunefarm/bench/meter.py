@@ -126,7 +126,8 @@ class Answers:
     Attributes:
         answers: in the order of the candidates; fewer when the process could not go on.
         worker: who measured.
-        startup_s: seconds from the process's start to its first question (imports, CUDA context).
+        startup_s: seconds from a process's first question until it was ready for it: CUDA context and libraries, and
+            imports where nothing was loaded ahead.
         busy_s: seconds spent on this question.
         num_compiled: kernels compiled by the measuring process meanwhile.
         toolchain: versions the times depend on.

@@ -9,7 +9,7 @@ import platform
 from collections.abc import Collection
 from typing import Any
 
-from tunefarm.bench import driver
+from tunefarm.bench import cuda
 from tunefarm.device import Device
 from tunefarm.errors import InfrastructureError
 from tunefarm.frozen import FrozenMap
@@ -19,12 +19,12 @@ _THROTTLE = {0x8: "hw_slowdown", 0x20: "sw_thermal", 0x40: "hw_thermal", 0x80: "
 
 
 def live_device(index: int = 0) -> Device:
-    """The GPU that torch sees under an index. An NVIDIA GPU's driver is asked directly, and no context is made.
+    """The GPU under an index. An NVIDIA driver is asked directly: no context is made, and PyTorch need not be able to.
 
     Raises:
         InfrastructureError: there is none.
     """
-    if (told := driver.properties(index)) is not None:
+    if (told := cuda.properties(index)) is not None:
         return Device.of_driver(told, is_amd=False)
     import torch
 

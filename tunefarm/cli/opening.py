@@ -152,7 +152,7 @@ def _visible() -> list[str]:
 
 
 def _probe(visible: Sequence[str]) -> list[Device]:
-    """The GPUs, each asked in a process that ends at once: the driver itself must never hold one."""
+    """The GPUs, each asked in a process that ends at once: PyTorch may have to ask, and this one must hold none."""
     from tunefarm.fleet.inline import InlineFleet
 
     scouts = InlineFleet(

@@ -71,17 +71,18 @@ def sweep(
 
     began = time.monotonic()
     opening.check_fleet(fleet, address)
+    # What needs no PyTorch is checked before anything starts.
     written = load_experiment(experiment)
+    uri, path = opening.tracking_uri(tracking, written), sweeps / written.name / "ledger.jsonl"
+    storage = opening.optuna_storage(optuna_storage, written, uri)
     try:
         with (
             Progress(quiet=quiet or as_json) as progress,
             opening.cluster_ahead(fleet, address, use_gpus=meter is not MeterKind.REPLAY) as cluster,
         ):
-            uri = opening.tracking_uri(tracking, written)
             order = _Order(
-                resolved=opening.import_experiment(written), meter=meter, fresh=fresh, tracking=uri,
-                ledger=sweeps / written.name / "ledger.jsonl", store=store_folder(),
-                optuna_storage=opening.optuna_storage(optuna_storage, written, uri),
+                resolved=opening.import_experiment(written), meter=meter, fresh=fresh, ledger=path,
+                store=store_folder(), tracking=uri, optuna_storage=storage,
             )  # fmt: skip
             use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
             planned = _plan(order, [], complete=not use_gpu)
@@ -98,7 +99,8 @@ def sweep(
             finally:
                 workers.close()
     except KeyboardInterrupt:
-        typer.echo("interrupted: what was measured is in the ledger; the same command goes on from there", err=True)
+        if path.exists():
+            typer.echo("interrupted: what was measured is in the ledger; the same command goes on from there", err=True)
         raise
     facts["wall_s"] = round(time.monotonic() - began, 2)
     _close(results, facts, as_json=as_json, quiet=quiet)

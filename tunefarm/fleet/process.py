@@ -89,6 +89,11 @@ class LocalProcess:
         finally:
             theirs.close()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self._child.poll() is None
+
     def exchange(self, payload: bytes) -> Reply:
         """Does a packed job and waits for the reply.
 

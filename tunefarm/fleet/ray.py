@@ -156,7 +156,12 @@ class Cluster:
             self._owned.set_result(_connect(None, use_gpus=use_gpus))
         except BaseException as error:
             self._owned.set_exception(error)
+            return
         self._over.wait()
+        if self._owned.result():
+            import ray
+
+            ray.shutdown()
 
     def join(self) -> bool:
         """Waits until it is there; whether it was started here, and not by somebody in this process before.
@@ -167,11 +172,10 @@ class Cluster:
         return self._owned.result()
 
     def close(self) -> None:
-        """Ends it, if it was started here and no fleet has ended it. May be called twice."""
-        import ray
+        """Ends it if it was started here and no fleet has ended it; does not wait for that. May be called twice.
 
-        if self._owned.exception() is None and self._owned.result():
-            ray.shutdown()
+        Whoever made a mistake is not to wait for a start and an end to hear of it.
+        """
         self._over.set()
 
 
@@ -190,7 +194,8 @@ class RayFleet:
         probe: run on each measuring worker, which then holds one GPU, to learn its device. None for measuring
             workers that replay, and hold none.
         warm: per role, what is run on each worker as soon as it is there, and on a spare beside each measuring
-            worker: what loads there need not be waited for later. It must not touch the GPU.
+            worker: what loads there need not be waited for later. It must not touch the GPU. On a cluster of others,
+            whose GPUs are not held that early, the spare alone loads.
         num_measure: measuring workers; one per GPU, or one that replays, if left out.
         num_builders: build workers; one per CPU if left out.
         startup_s: how long a process may take to come up.

@@ -16,9 +16,14 @@ from tunefarm.fleet.process import LocalProcess
 
 logger = logging.getLogger(__name__)
 
+LOAD_S = 120.0
+"""How long a spare that is needed may still take to load; then a new process is as good."""
+
 
 class Relay:
-    """A process of this machine that is replaced by a fresh one whenever a job or its end demands it.
+    """A process of this machine, replaced by a fresh one where a job asks for that, or says that it cannot be trusted.
+
+    One that dies or is killed takes its spare with it: the whole relay is then of no more use.
 
     Args:
         start: begins a fresh process, without waiting for it.
@@ -31,7 +36,7 @@ class Relay:
         self._warm = warm
         self._lock = threading.Lock()
         self._killed = False
-        self._process = start()
+        self._process: LocalProcess | None = start()
         self._spare: LocalProcess | None = None
         self._warming: threading.Thread | None = None
         self._stand_by()
@@ -43,14 +48,18 @@ class Relay:
             WorkerLost: the process died or was killed.
             InfrastructureError: it never came up.
         """
-        reply = self._process.exchange(payload)
+        process = self._process
+        if process is None:
+            process = self._take_over()
+            self._stand_by()
+        reply = process.exchange(payload)
         if reply.again:
             # Who wanted a fresh process once is content with it: no further spare is loaded beside what it does.
-            self._hand_over()
-            reply = self._process.exchange(payload)
+            self._end()
+            reply = self._take_over().exchange(payload)
         elif reply.retire and self._warm is not None:
-            self._hand_over()
-            self._stand_by()
+            # The next job waits for who takes over, not this one's answer.
+            self._end()
             reply = replace(reply, retire=False)
         return reply
 
@@ -83,8 +92,9 @@ class Relay:
             except OSError as error:  # No memory, no disk for its words: one that is needed will meet it again.
                 logger.debug("no spare process could be started: %s", error)
                 return
-        self._warming = threading.Thread(target=self._load, args=(self._spare, self._warm), daemon=True)
-        self._warming.start()
+        load = threading.Thread(target=self._load, args=(self._spare, self._warm), name="spare", daemon=True)
+        self._warming = load
+        load.start()
 
     def _load(self, spare: LocalProcess, warm: bytes) -> None:
         try:
@@ -92,17 +102,35 @@ class Relay:
         except InfrastructureError as error:
             # It is no spare then; a job that cannot load either will say why.
             logger.debug("a spare process was lost: %s", error)
-            with self._lock:
-                self._spare = None
-            spare.bury()
+            self._drop(spare)
 
-    def _hand_over(self) -> None:
-        """Ends the process at work and lets the spare take over, or a new one where there is none."""
-        self._process.kill()
-        self._process.bury()
-        if self._warming is not None:
+    def _drop(self, spare: LocalProcess) -> None:
+        with self._lock:
+            self._spare = None
+        spare.kill()
+        spare.bury()
+
+    def _end(self) -> None:
+        """Ends the process at work; taken out first, as its number may be another's before it is replaced."""
+        with self._lock:
+            process, self._process = self._process, None
+        assert process is not None
+        process.kill()
+        process.bury()
+
+    def _take_over(self) -> LocalProcess:
+        """The spare is at work from now on, or a new process where there is none that lives."""
+        spare = self._spare
+        if self._warming is not None and spare is not None:
+            self._warming.join(LOAD_S)
+            if self._warming.is_alive():
+                spare.kill()  # It hangs. Its thread ends with it, and drops it.
             self._warming.join()
+        if self._spare is not None and not self._spare.is_alive:
+            self._drop(self._spare)
         with self._lock:
             if self._killed:
                 raise WorkerLost("a worker was closed before it came to its job")
-            self._process, self._spare, self._warming = self._spare or self._start(), None, None
+            process = self._process = self._spare or self._start()
+            self._spare = self._warming = None
+        return process
