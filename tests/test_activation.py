@@ -28,8 +28,9 @@ from tunefarm.frozen import FrozenMap
 from tunefarm.pack import dumps
 from tunefarm.problem import Problem
 from tunefarm.runtime import active
-from tunefarm.runtime.activation import activate, deactivate, install, report
+from tunefarm.runtime.activation import activate, deactivate, install
 from tunefarm.runtime.kernels import _SPELLING, problem_of, signature_of, spelling
+from tunefarm.runtime.reporting import report
 
 ROOT = Path(__file__).parents[1]
 
@@ -131,9 +132,9 @@ def test_a_missing_pack_is_an_error(tmp_path: Path) -> None:
         activate(tmp_path / "typo.json")
 
 
-def test_on_miss_is_one_of_three() -> None:
-    with pytest.raises(UserError, match="stock, default, error"):
-        activate(make_pack(own), on_miss="nearest")
+def test_on_miss_is_one_of_four() -> None:
+    with pytest.raises(UserError, match="stock, default, nearest, error"):
+        activate(make_pack(own), on_miss="guess")
 
 
 def test_replayed_rows_are_refused_unless_allowed(
@@ -175,7 +176,7 @@ def test_report_counts_and_explains(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (now.num_hits, now.num_misses) == (3, 2)
     assert [hit.launches for hit in now.hits] == [3]
     assert now.hits[0].step == "same device"
-    assert now.misses[0].problem.startswith("dims n=4096")
+    assert now.misses[0].problem.key.startswith("dims n=4096")
     assert [table.split(" on ")[0] for table in now.never_asked] == ["absent"]
     lines = str(now).splitlines()
     assert lines[0].endswith("3 hits, 2 misses")

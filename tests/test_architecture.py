@@ -117,7 +117,13 @@ HOUSE = """
     runtime.tracing         torch
     runtime.binding
     runtime.autotuner       triton
+    runtime.environment
+    runtime.registry        mlflow
+    runtime.sources
+    runtime.reporting
     runtime.activation
+    runtime.unmodified
+    runtime.__main__
 
     .
 
@@ -167,7 +173,7 @@ HEAVY = {
     "sklearn",
     "kubernetes",
 }
-READS_ENVIRONMENT = ("cli", "runtime.__main__")
+READS_ENVIRONMENT = ("cli", "runtime.environment", "runtime.__main__")
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
 
 DOORS = {

@@ -24,7 +24,8 @@ from tunefarm.device import nominal
 from tunefarm.errors import MissError, UserError
 from tunefarm.frozen import FrozenMap
 from tunefarm.runtime import binding
-from tunefarm.runtime.activation import activate, deactivate, install, report
+from tunefarm.runtime.activation import activate, deactivate, install
+from tunefarm.runtime.reporting import report
 
 
 @pytest.fixture(autouse=True)
@@ -270,7 +271,7 @@ def test_autotune_needs_a_config() -> None:
 SCRIPT = """
     import torch, triton, triton.language as tl, tunefarm
     from tunefarm.device import nominal
-    from tunefarm.runtime.activation import report
+    from tunefarm.runtime.reporting import report
 
     @tunefarm.autotune(configs=[triton.Config({"BLOCK": 64})], key=["n"])
     @triton.jit

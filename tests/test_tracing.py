@@ -14,7 +14,8 @@ import torch
 import triton
 from runtime_kernels import LADDER, SM_90, Seen, block, foreign, make_pack, make_row, own, pruned, restoring
 
-from tunefarm.runtime.activation import activate, deactivate, install, report
+from tunefarm.runtime.activation import activate, deactivate, install
+from tunefarm.runtime.reporting import report
 
 
 @pytest.fixture(autouse=True)

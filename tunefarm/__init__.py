@@ -13,18 +13,20 @@ from tunefarm.device import Device
 from tunefarm.problem import Problem
 
 if TYPE_CHECKING:
-    from tunefarm.runtime.activation import activate, install, report
+    from tunefarm.runtime.activation import activate, install
     from tunefarm.runtime.autotuner import autotune
+    from tunefarm.runtime.reporting import digest, report
     from tunefarm.spec.workload import Workload
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Device", "Problem", "Workload", "activate", "autotune", "install", "report"]
+__all__ = ["Config", "Device", "Problem", "Workload", "activate", "autotune", "digest", "install", "report"]
 
 _LAZY = {
     "activate": "tunefarm.runtime.activation",
     "autotune": "tunefarm.runtime.autotuner",
+    "digest": "tunefarm.runtime.reporting",
     "install": "tunefarm.runtime.activation",
-    "report": "tunefarm.runtime.activation",
+    "report": "tunefarm.runtime.reporting",
     "Workload": "tunefarm.spec.workload",
 }
 

@@ -20,8 +20,9 @@ import tunefarm
 from tunefarm.config import Config
 from tunefarm.frozen import FrozenMap
 from tunefarm.pack import Match, Pack, Provenance, Row, Table, dumps, seal
-from tunefarm.runtime.activation import deactivate, report
+from tunefarm.runtime.activation import deactivate
 from tunefarm.runtime.kernels import live_device
+from tunefarm.runtime.reporting import report
 from tunefarm.source import source_hash
 
 torch = pytest.importorskip("torch", reason="needs torch")

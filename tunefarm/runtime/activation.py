@@ -1,4 +1,4 @@
-"""What training code calls: activate a pack, install kernels of others, and report what was used.
+"""What training code calls: activate a pack, and install kernels of others.
 
 Standard library only until a kernel is touched.
 """
@@ -6,17 +6,21 @@ Standard library only until a kernel is touched.
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tunefarm.config import counted
 from tunefarm.device import Device
 from tunefarm.errors import MissError, PackError, UserError
-from tunefarm.pack import Pack, load_pack, seal
-from tunefarm.runtime.active import ACTIVE
+from tunefarm.pack import Pack, seal
+from tunefarm.runtime.active import ACTIVE, log
 from tunefarm.runtime.autotuner import adopt, autotuners
+from tunefarm.runtime.environment import wishes
 from tunefarm.runtime.lookup import POLICIES, Activation
+from tunefarm.runtime.reporting import write_at_exit
+from tunefarm.runtime.sources import find_packs
+
+DIGEST_DIGITS = 12
 
 
 def activate(
@@ -26,6 +30,7 @@ def activate(
     strict: bool = False,
     allow_replayed: bool = False,
     device: Device | None = None,
+    digest: str = "",
 ) -> Pack | None:
     """Puts a pack into use for kernels marked with `autotune` and for installed ones, now and later.
 
@@ -33,44 +38,65 @@ def activate(
     before is compiled again, except with kernels that were not yet installed, or that restore or zero arguments.
 
     Args:
-        source: the path of a pack, or a pack.
-        on_miss: for a call that no row answers: `stock` (an installed kernel tunes as ever, a kernel of our own uses
-            its default), `default` (the first declared config, no tuning anywhere) or `error`.
+        source: a pack; the path of one, or of a folder whose `*.json` are packs; `pkg:PACKAGE[/PATH]` for either among
+            a package's data; `models:/NAME@ALIAS` or `models:/NAME/VERSION` for one in MLflow's registry.
+        on_miss: for a call that no row answers: `stock` (an installed kernel tunes as ever, save on one of many ranks
+            and under graph capture, where it uses its first config; a kernel of our own uses its default), `default`
+            (the first declared config, no tuning anywhere), `nearest` (a row whose ranges, stretched by two, hold the
+            call; else the default) or `error`.
         strict: every call must be answered by a row measured on this device (or its twin), with this Triton and this
             source of the kernel; anything else raises and prints the difference.
         allow_replayed: use rows whose times were replayed from a landscape, not measured.
         device: match against this device in place of the one that holds the tensors.
+        digest: the pack's, or its beginning (12 digits at least): another pack is refused.
 
     Returns:
-        The pack in use; None if the file is damaged, which is logged and otherwise as if there were no pack.
+        The pack in use, those of a folder as one; None if it is damaged, which is logged and otherwise as if there
+        were no pack, or if the environment says `TUNEFARM=off`.
 
     Raises:
-        PackError: there is no such file; with `strict` also if it is damaged.
+        PackError: there is no such file, or its digest is another; with `strict` also if it is damaged.
         MissError: `strict`, and the pack holds replayed rows that are not allowed.
-        UserError: `on_miss` is none of the three.
+        UserError: `on_miss` is none of the four, or a package or registry does not hold the source.
     """
     if on_miss not in POLICIES:
         raise UserError(f"on_miss is {on_miss!r}", hint=f"it is one of {', '.join(POLICIES)}")
-    if isinstance(source, Pack):
-        pack, label = seal(source), f"pack {seal(source).digest[:12]}"
-    else:
-        label = str(source)
-        try:
-            pack = load_pack(source)
-        except PackError as e:
-            if strict or not Path(source).exists():
-                raise
-            ACTIVE.warn_once(f"no pack is used: {e}")
-            return None
+    wish = wishes()
+    if wish.off:
+        log.info("no pack is used: TUNEFARM=off")
+        return None
+    found = find_packs(source)
+    for damage in found.damaged:
+        if strict:
+            raise damage
+        ACTIVE.warn_once(f"{'left out' if found.pack else 'no pack is used'}: {damage}")
+    if found.pack is None:
+        return None
+    pack, label = found.pack, found.label
+    _check_digest(pack, label, digest)
     if "replayed" in pack.sources and not allow_replayed:
         message = f"{label}: its times were replayed from a landscape, not measured"
         if strict:
             raise MissError(message, hint="sweep on a GPU, or pass allow_replayed=True")
         ACTIVE.warn_once(f"{message}: its rows are not used (allow_replayed=True uses them)")
+    used = pack
+    if excluded := sorted({table.kernel for table in pack.tables} & wish.exclude):
+        # Sealed anew: a rank that leaves a table out has another digest than one that does not.
+        used = seal(Pack(tables=tuple(table for table in pack.tables if table.kernel not in wish.exclude)))
+        ACTIVE.warn_once(f"{label}: tables of {', '.join(excluded)} are not used: TUNEFARM_EXCLUDE")
     ACTIVE.add(
-        Activation(pack=pack, label=label, on_miss=on_miss, strict=strict, allow_replayed=allow_replayed, device=device)
+        Activation(pack=used, label=label, on_miss=on_miss, strict=strict, allow_replayed=allow_replayed, device=device)
     )
+    if wish.report:
+        write_at_exit(wish.report)
     return pack
+
+
+def _check_digest(pack: Pack, label: str, digest: str) -> None:
+    if digest and len(digest) < DIGEST_DIGITS:
+        raise UserError(f"digest {digest!r} is too short", hint=f"give {DIGEST_DIGITS} digits at least")
+    if not pack.digest.startswith(digest.lower()):
+        raise PackError(f"has digest {pack.digest}, and {digest} was asked for", file=label, hint="take the other pack")
 
 
 def deactivate() -> None:
@@ -107,115 +133,3 @@ def install(target: Any) -> list[str]:
     for tuner in found.values():
         adopt(tuner, owned=False)
     return sorted(tuner.base_fn.__name__ for tuner in found.values())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hit:
-    """A row that answered calls.
-
-    Attributes:
-        kernel: that was launched.
-        step: how near the device of the row's table is.
-        match: the calls it is for.
-        config: what was used.
-        pack: where the row stands.
-        launches: eager launches.
-        graphs: traces by torch.compile; a compiled graph launches without telling.
-    """
-
-    kernel: str
-    step: str
-    match: str
-    config: str
-    pack: str
-    launches: int
-    graphs: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Miss:
-    """Calls that no row answered.
-
-    Attributes:
-        kernel: that was launched.
-        problem: the facts of the call, as far as rows name them.
-        reason: why, one reason a line.
-        launches: eager launches.
-        graphs: traces by torch.compile.
-    """
-
-    kernel: str
-    problem: str
-    reason: str
-    launches: int
-    graphs: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What the active packs did so far in this process.
-
-    Attributes:
-        packs: labels of the active packs, oldest first.
-        hits: rows that answered.
-        misses: calls that no row answered.
-        refused: why tables could not be used.
-        never_asked: tables whose kernel was never launched or traced here.
-    """
-
-    packs: tuple[str, ...]
-    hits: tuple[Hit, ...]
-    misses: tuple[Miss, ...]
-    refused: tuple[str, ...]
-    never_asked: tuple[str, ...]
-
-    @property
-    def num_hits(self) -> int:
-        """Launches and traces that a row answered."""
-        return sum(hit.launches + hit.graphs for hit in self.hits)
-
-    @property
-    def num_misses(self) -> int:
-        """Launches and traces that none did."""
-        return sum(miss.launches + miss.graphs for miss in self.misses)
-
-    def __str__(self) -> str:
-        hits, misses = counted(self.num_hits, "hit"), counted(self.num_misses, "miss", "misses")
-        lines = [f"packs: {', '.join(self.packs) or 'none'}; {hits}, {misses}"]
-        if self.hits:
-            cells = [("kernel", "step", "match", "config", "launches", "graphs")]
-            cells += [(h.kernel, h.step, h.match, h.config, str(h.launches), str(h.graphs)) for h in self.hits]
-            widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-            lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]
-        for miss in self.misses:
-            times = f"{counted(miss.launches, 'launch', 'launches')}, {counted(miss.graphs, 'graph')}"
-            lines += [f"missed {miss.kernel}: {miss.problem} ({times})"]
-            lines += [line for line in miss.reason.splitlines() if line]
-        lines += [f"refused {reason}" for reason in self.refused]
-        lines += [f"never asked: {table}" for table in self.never_asked]
-        return "\n".join(lines)
-
-
-def report() -> Report:
-    """What the active packs did so far in this process."""
-    return Report(
-        packs=tuple(activation.label for activation in ACTIVE.activations),
-        hits=tuple(
-            Hit(
-                kernel=kernel, step=offer.step.value, match=offer.row.match.label, config=str(offer.row.config),
-                pack=offer.activation.label, launches=tally.launches, graphs=tally.graphs,
-            )
-            for (kernel, offer), tally in ACTIVE.hits.items()
-        ),
-        misses=tuple(
-            Miss(kernel=kernel, problem=problem, reason=reason, launches=tally.launches, graphs=tally.graphs)
-            for (kernel, problem, reason), tally in ACTIVE.misses.items()
-        ),
-        refused=tuple(dict.fromkeys(reason for reasons in ACTIVE.refused.values() for reason in reasons)),
-        never_asked=tuple(
-            f"{table.kernel} on {table.device.name} ({activation.label})"
-            for activation in ACTIVE.activations
-            for table in activation.pack.tables
-            if (table.kernel, table.digest) not in ACTIVE.asked
-        ),
-    )  # fmt: skip

@@ -49,7 +49,7 @@ class Active:
     generation: int = 0
     kernels: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     hits: dict[tuple[str, Offer], Tally] = field(default_factory=dict)
-    misses: dict[tuple[str, str, str], Tally] = field(default_factory=dict)
+    misses: dict[tuple[str, Problem | None, str], Tally] = field(default_factory=dict)
     refused: dict[str, tuple[str, ...]] = field(default_factory=dict)
     asked: set[tuple[str, str]] = field(default_factory=set)
     _warned: set[str] = field(default_factory=set)
@@ -73,9 +73,9 @@ class Active:
 
     def miss(self, kernel: str, problem: Problem, reason: str) -> Tally:
         """The tally of a call that no row answers."""
-        if len(self.misses) >= MAX_MISSES and (kernel, problem.key, reason) not in self.misses:
-            return self.misses.setdefault((kernel, "other calls", ""), Tally())
-        return self.misses.setdefault((kernel, problem.key, reason), Tally())
+        if len(self.misses) >= MAX_MISSES and (kernel, problem, reason) not in self.misses:
+            return self.misses.setdefault((kernel, None, ""), Tally())
+        return self.misses.setdefault((kernel, problem, reason), Tally())
 
     @property
     def terms(self) -> Activation | None:

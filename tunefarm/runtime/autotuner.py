@@ -119,7 +119,7 @@ def _obedient(stock: type) -> type:
 
     def obey(self: Any, binding: Binding, choice: Choice, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if choice.config is None:
-            return _fall_back(self, binding, args, kwargs)
+            return _fall_back(self, binding, choice, args, kwargs)
         if choice.offer is None or choice.proven:
             return _launch(self, choice.config, args, kwargs)
         try:
@@ -127,7 +127,7 @@ def _obedient(stock: type) -> type:
         except Exception as e:
             # Compilers of equal version differ, and so do limits of equal devices. Nothing ran, so nothing is lost;
             # an error of the caller's own comes again with the default.
-            launched = _fall_back(self, binding, args, kwargs)
+            launched = _fall_back(self, binding, choice, args, kwargs)
             binding.condemn(choice, e)
             return launched
         choice.proven = True
@@ -138,7 +138,7 @@ def _obedient(stock: type) -> type:
         choice = binding.choose(args, kwargs)
         config = choice.config
         with current(choice.index):
-            if config is None and binding.tunes_itself:
+            if config is None and binding.tunes(choice):
                 return binding.stock.warmup(*args, **kwargs)
             config = config or binding.fall_back_config(args, kwargs)
             return [self.fn.warmup(*args, **kwargs, **config.all_kwargs())]
@@ -170,8 +170,8 @@ def _launch(tuner: Any, config: Any, args: Sequence[Any], kwargs: Mapping[str, A
     return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
 
 
-def _fall_back(tuner: Any, binding: Binding, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    if not binding.tunes_itself:
+def _fall_back(tuner: Any, binding: Binding, choice: Choice, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    if not binding.tunes(choice):
         return _launch(tuner, binding.fall_back_config(args, kwargs), args, kwargs)
     launched = binding.stock.run(*args, **kwargs)
     tuner.best_config = getattr(binding.stock, "best_config", None)

@@ -17,6 +17,7 @@ from tunefarm.runtime.kernels import (
     Signature,
     is_aligned,
     live_device,
+    may_benchmark,
     plain_config,
     problem_of,
     signature_of,
@@ -41,6 +42,7 @@ class Choice:
         offer: the row it comes from, if one does.
         tally: counts its uses.
         index: the GPU that holds the call's tensors; None where there is none, or no row looks at tensors.
+        known: a pack has rows of the kernel for this device, though none for the call.
         proven: it has been launched.
     """
 
@@ -48,6 +50,7 @@ class Choice:
     offer: Offer | None
     tally: Tally
     index: int | None = None
+    known: bool = False
     proven: bool = False
 
 
@@ -175,6 +178,10 @@ class Binding:
             self._memo[tuple(key)] = choice
         return choice
 
+    def tunes(self, choice: Choice) -> bool:
+        """Whether a call that no row answers is tuned as ever, now."""
+        return self.tunes_itself and not (choice.known and not may_benchmark())
+
     def fall_back_config(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The config for a call that no row answers, of a kernel that does not tune itself."""
         named = dict(zip(self.signature.arguments, args, strict=False))
@@ -201,7 +208,7 @@ class Binding:
             return Choice(self._all_configs[self._positions[offer.row.config]], offer, tally, index)
         tally = self._miss(problem, listed, "its config failed here" if offer is not None else "")
         plain = self.stock.early_config_prune is None and not self.tunes_itself
-        return Choice(self.stock.configs[0] if plain else None, None, tally, index)
+        return Choice(self.stock.configs[0] if plain else None, None, tally, index, known=bool(listed.offers))
 
     def _miss(self, problem: Problem, listed: Shortlist, reason: str) -> Tally:
         terms = ACTIVE.terms
@@ -343,8 +350,10 @@ class Binding:
         offer = self._listed(index).offers[number]
         ACTIVE.hits.setdefault((self.signature.name, offer), Tally()).graphs += 1
 
-    def _missed(self, index: int | None, seen: tuple[Any, ...]) -> None:
-        self._miss(_seen_problem(seen), self._listed(index), "").graphs += 1
+    def _missed(self, index: int | None, seen: tuple[Any, ...]) -> bool:
+        listed = self._listed(index)
+        self._miss(_seen_problem(seen), listed, "").graphs += 1
+        return bool(listed.offers) and not may_benchmark()
 
 
 def _seen_problem(seen: tuple[Any, ...]) -> Problem:

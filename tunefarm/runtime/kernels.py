@@ -139,6 +139,16 @@ def current(index: int | None) -> AbstractContextManager[Any]:
     return _UNCHANGED if torch.cuda.current_device() == index else torch.cuda.device(index)
 
 
+def may_benchmark() -> bool:
+    """Whether a kernel may time its configs now: not on one of many ranks, which would disagree, nor under capture."""
+    import torch
+
+    group = torch.distributed
+    if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
+        return False
+    return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+
+
 @functools.cache
 def triton_version() -> str:
     """The version of Triton in this process."""

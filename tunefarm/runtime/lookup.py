@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from tunefarm.config import Value
 from tunefarm.device import Device
+from tunefarm.frozen import FrozenMap
 from tunefarm.pack import Match, Pack, Row, Table
 from tunefarm.problem import Problem
 
 BANDWIDTH_TOLERANCE = 0.1
-POLICIES = ("stock", "default", "error")
+POLICIES = ("stock", "default", "nearest", "error")
+STRETCH = 2
+"""With `nearest` a row answers calls up to so many times beyond its range, where no other row does."""
 
 
 class Step(enum.StrEnum):
@@ -32,7 +36,7 @@ class Activation:
         pack: the pack.
         label: its path, or its digest shortened.
         on_miss: `stock` (installed kernels tune as ever; our own use their default), `default` (the first declared
-            config) or `error`.
+            config), `nearest` (the first row that answers when its ranges are stretched, else the default) or `error`.
         strict: whatever would be passed over or reported is an error instead.
         allow_replayed: use rows whose times were replayed from a landscape.
         device: match against this device in place of the one that holds the tensors.
@@ -55,12 +59,19 @@ class Offer:
         step: how near its device is.
         table: where it stands.
         activation: the pack it stands in.
+        stretched: the row is for calls beyond those it was tuned for.
     """
 
     row: Row
     step: Step
     table: Table
     activation: Activation
+    stretched: bool = False
+
+    @property
+    def how(self) -> str:
+        """How near it is, for people."""
+        return f"{self.step.value}, stretched" if self.stretched else self.step.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +146,30 @@ def shortlist(
                 order = list(Step).index(step), other_triton, age
                 found += [(order, Offer(row=r, step=step, table=table, activation=activation)) for r in table.rows]
     found.sort(key=lambda pair: pair[0])
-    return Shortlist(offers=tuple(o for _, o in found), refused=tuple(refused), notes=tuple(notes))
+    offers = [offer for _, offer in found]
+    if activations and activations[-1].on_miss == "nearest":
+        # As rows of their own they are compared alike by launches and by traces.
+        offers += [replace(o, row=row, stretched=True) for o in offers for row in stretched(o.row)]
+    return Shortlist(offers=tuple(offers), refused=tuple(refused), notes=tuple(notes))
+
+
+def stretched(row: Row) -> Iterator[Row]:
+    """A row for calls `STRETCH` times beyond its ranges, whether or not their dims are divisible by 16.
+
+    Nothing comes of a row without ranges: its dims are exact because they make another kernel.
+    """
+    ranges = {name: value for name, value in row.match.dims.items() if isinstance(value, tuple)}
+    if not ranges:
+        return
+    wide = {name: (max(0, low // STRETCH), high * STRETCH) for name, (low, high) in ranges.items()}
+    others = {name: fact for name, fact in row.match.facts.items() if name not in ranges}
+    for facts in itertools.product(("", "div16", "one"), repeat=len(ranges)):
+        # One is in a range of its own: a kernel for a dim of 1 has other code.
+        if any(fact == "one" and ranges[name][0] >= 1 for name, fact in zip(ranges, facts, strict=True)):
+            continue
+        known = {name: fact for name, fact in zip(ranges, facts, strict=True) if fact}
+        match = replace(row.match, dims=FrozenMap({**row.match.dims, **wide}), facts=FrozenMap({**others, **known}))
+        yield replace(row, match=match)
 
 
 def find(offers: Sequence[Offer], problem: Problem, specialised: Collection[str]) -> Offer | None:

@@ -24,7 +24,7 @@ def make_prune(
     defaults: Mapping[str, Any],
     offered: Callable[[Any, tuple[Any, ...], tuple[str, ...]], tuple[int, tuple[TracedRow, ...]]],
     chosen: Callable[[Any, int], None],
-    missed: Callable[[Any, tuple[Any, ...]], None],
+    missed: Callable[[Any, tuple[Any, ...]], bool],
     fall_back: Callable[..., Any],
 ) -> Callable[..., Any]:
     """An `early_config_prune` that returns exactly one config for a call that a row answers.
@@ -36,7 +36,8 @@ def make_prune(
         offered: takes device index, ((tensor, dtype or None), ...) and names of the arguments passed; gives how many
             configs of the list the kernel declared itself (they come first), and the rows.
         chosen: is told the device index and the number of the row that answered.
-        missed: is told the device index and dtypes of a call that no row answers; it may raise.
+        missed: is told the device index and dtypes of a call that no row answers; says whether one config must do, as
+            nothing may be benchmarked here; it may raise.
         fall_back: (declared configs, named arguments, **keywords) -> configs, for a call that no row answers.
     """
     import torch
@@ -64,8 +65,9 @@ def make_prune(
                 break
             tell_hit(generation, index, number)
             return [configs[position]]
-        tell_miss(generation, index, seen)
-        return fall_back(configs[:num_declared], named_args, **kwargs)
+        only_one = tell_miss(generation, index, seen)
+        left = fall_back(configs[:num_declared], named_args, **kwargs)
+        return left[:1] if only_one else left
 
     return prune
 

@@ -1,0 +1,92 @@
+"""`python -m tunefarm.runtime train.py ARGS`: runs a job that knows nothing of tunefarm with packs in use.
+
+    TUNEFARM_PACK=packs/softmax.json python -m tunefarm.runtime train.py --epochs 3
+    TUNEFARM_PACK=pkg:mylib/packs python -m tunefarm.runtime -m torch.distributed.run --nproc-per-node 8 train.py
+
+Its Python children, torchrun's and those that multiprocessing spawns, use them too. See `tunefarm.runtime.environment`
+for the variables.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from tunefarm.errors import TunefarmError, UserError
+from tunefarm.runtime.activation import activate
+from tunefarm.runtime.active import ACTIVE, log
+from tunefarm.runtime.environment import Wishes, wishes
+from tunefarm.runtime.unmodified import adopt_as_made
+
+USAGE = "usage: TUNEFARM_PACK=SOURCE python -m tunefarm.runtime [-m MODULE | SCRIPT] [ARGS ...]"
+SITE = str(Path(__file__).parent / "site")
+
+
+def take_up(wish: Wishes) -> None:
+    """Activates what the environment names, for kernels yet to be made.
+
+    Raises:
+        TunefarmError: a source is not there, or cannot be used on these terms.
+    """
+    for source in wish.packs:
+        activate(
+            source, on_miss=wish.on_miss or "stock", strict=wish.strict, allow_replayed=wish.allow_replayed
+        )  # fmt: skip
+    if ACTIVE.activations:
+        adopt_as_made()
+
+
+def follow() -> None:
+    """The same in a child of a job, or as a plugin of vLLM: only if nothing is active yet, and it harms nobody."""
+    try:
+        wish = wishes()
+        if wish.packs and not ACTIVE.activations:
+            take_up(wish)
+    except TunefarmError as error:
+        log.error("no pack is used: %s", error)
+
+
+def main(words: list[str]) -> None:
+    """Runs a script or a module as Python would.
+
+    Args:
+        words: what follows `python -m tunefarm.runtime`.
+
+    Raises:
+        UserError: nothing is to be run, or no pack is named.
+        TunefarmError: see `take_up`.
+    """
+    if not words or words[0] in ("-h", "--help"):
+        print(f"{__doc__}\n{USAGE}")
+        return
+    wish = wishes()
+    if not wish.packs and not wish.off:
+        raise UserError("TUNEFARM_PACK names no pack", hint=USAGE)
+    take_up(wish)
+    os.environ["PYTHONPATH"] = os.pathsep.join([SITE, *_paths_of_children()])
+    if words[0] == "-m":
+        if len(words) < 2:
+            raise UserError("-m is followed by no module", hint=USAGE)
+        sys.argv = words[1:]
+        sys.path.insert(0, "")
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        if not Path(words[0]).exists():
+            raise UserError("no such file", file=words[0], hint=USAGE)
+        sys.argv = words
+        sys.path.insert(0, str(Path(words[0]).resolve().parent))
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def _paths_of_children() -> list[str]:
+    return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != SITE]
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except TunefarmError as error:
+        print(f"tunefarm: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

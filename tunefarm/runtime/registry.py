@@ -1,0 +1,31 @@
+"""MLflow's registry as a source of packs. A door of mlflow, which is imported when a URI is followed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tunefarm.errors import UserError
+
+
+def fetch(uri: str, folder: Path) -> Path:
+    """Downloads the pack of a model version.
+
+    Args:
+        uri: `models:/NAME@ALIAS` or `models:/NAME/VERSION`, of the registry that MLflow is set up with.
+        folder: where to put it.
+
+    Returns:
+        The folder that then holds the pack.
+
+    Raises:
+        UserError: mlflow is not installed, there is no such version, or the registry does not answer.
+    """
+    try:
+        import mlflow
+    except ModuleNotFoundError:
+        raise UserError(f"{uri}: mlflow is not installed", hint="pip install mlflow-skinny") from None
+    try:
+        return Path(mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=str(folder)))
+    except (mlflow.exceptions.MlflowException, OSError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"{uri}: {first}", hint="is MLFLOW_TRACKING_URI set, and the version there?") from None
