@@ -9,7 +9,6 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from tunefarm.config import counted
 from tunefarm.device import Device
 from tunefarm.errors import MissError, PackError, UserError
 from tunefarm.pack import Pack, seal
@@ -18,7 +17,7 @@ from tunefarm.runtime.autotuner import adopt, autotuners
 from tunefarm.runtime.environment import wishes
 from tunefarm.runtime.lookup import POLICIES, Activation
 from tunefarm.runtime.reporting import write_at_exit
-from tunefarm.runtime.sources import find_packs
+from tunefarm.runtime.sources import Found, find_packs
 
 DIGEST_DIGITS = 12
 
@@ -66,30 +65,45 @@ def activate(
         log.info("no pack is used: TUNEFARM=off")
         return None
     found = find_packs(source)
+    if (pack := _sound(found, strict)) is None:
+        return None
+    _check_digest(pack, found.label, digest)
+    _check_times(pack, found.label, strict=strict, allow_replayed=allow_replayed)
+    ACTIVE.add(
+        Activation(
+            pack=_without(pack, found.label, wish.exclude), label=found.label, on_miss=on_miss, strict=strict,
+            allow_replayed=allow_replayed, device=device,
+        )
+    )  # fmt: skip
+    if wish.report:
+        write_at_exit(wish.report)
+    return pack
+
+
+def _sound(found: Found, strict: bool) -> Pack | None:
+    """What can be used of a source; what cannot is an error or, once, a warning."""
     for damage in found.damaged:
         if strict:
             raise damage
         ACTIVE.warn_once(f"{'left out' if found.pack else 'no pack is used'}: {damage}")
-    if found.pack is None:
-        return None
-    pack, label = found.pack, found.label
-    _check_digest(pack, label, digest)
+    return found.pack
+
+
+def _check_times(pack: Pack, label: str, *, strict: bool, allow_replayed: bool) -> None:
     if "replayed" in pack.sources and not allow_replayed:
         message = f"{label}: its times were replayed from a landscape, not measured"
         if strict:
             raise MissError(message, hint="sweep on a GPU, or pass allow_replayed=True")
         ACTIVE.warn_once(f"{message}: its rows are not used (allow_replayed=True uses them)")
-    used = pack
-    if excluded := sorted({table.kernel for table in pack.tables} & wish.exclude):
-        # Sealed anew: a rank that leaves a table out has another digest than one that does not.
-        used = seal(Pack(tables=tuple(table for table in pack.tables if table.kernel not in wish.exclude)))
-        ACTIVE.warn_once(f"{label}: tables of {', '.join(excluded)} are not used: TUNEFARM_EXCLUDE")
-    ACTIVE.add(
-        Activation(pack=used, label=label, on_miss=on_miss, strict=strict, allow_replayed=allow_replayed, device=device)
-    )
-    if wish.report:
-        write_at_exit(wish.report)
-    return pack
+
+
+def _without(pack: Pack, label: str, exclude: frozenset[str]) -> Pack:
+    """A pack without the tables of some kernels; sealed anew, as a rank that leaves them out chooses otherwise."""
+    excluded = sorted({table.kernel for table in pack.tables} & exclude)
+    if not excluded:
+        return pack
+    ACTIVE.warn_once(f"{label}: tables of {', '.join(excluded)} are not used: TUNEFARM_EXCLUDE")
+    return seal(Pack(tables=tuple(table for table in pack.tables if table.kernel not in exclude)))
 
 
 def _check_digest(pack: Pack, label: str, digest: str) -> None:

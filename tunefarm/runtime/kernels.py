@@ -146,7 +146,8 @@ def may_benchmark() -> bool:
     group = torch.distributed
     if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
         return False
-    return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+    in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return not (in_use and torch.cuda.is_current_stream_capturing())
 
 
 @functools.cache

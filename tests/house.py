@@ -1,0 +1,144 @@
+"""The one ordered table of modules, which `test_architecture` holds the source to."""
+
+from __future__ import annotations
+
+# Every module, lowest first: a module imports only what stands above it in this list. Beside it, the guests
+# (third-party packages) that it may import; with a star, at module level.
+HOUSE = """
+    errors
+    will
+    address                 sqlalchemy
+    frozen
+    config
+    problem
+    device
+    trial
+    study
+    document
+    source
+    landscape
+    seams
+    pack
+    export
+
+    spec
+    spec.grammar
+    spec.constraint
+    spec.importing
+    spec.space
+    spec.inputs
+    spec.autotuned
+    spec.workload
+    spec.sections
+    spec.tree               yaml*
+    spec.experiment
+    spec.schema
+
+    bench
+    bench.legality
+    bench.tensors           torch
+    bench.launch            triton
+    bench.cubin
+    bench.build             triton
+    bench.store
+    bench.verify            torch
+    bench.cuda
+    bench.telemetry         torch pynvml
+    bench.meter
+    bench.replay
+    bench.faults            torch
+    bench.loaded            torch triton
+    bench.sampling          torch
+    bench.steady            torch
+    bench.gpu               torch
+    bench.worker            triton
+    bench.preload           torch triton
+
+    search
+    search.features         numpy*
+    search.prior            numpy*
+    search.surrogate        numpy*
+    search.buckets          numpy*
+    search.outlook          numpy*
+    search.polish
+    search.rungs
+    search.pruner           optuna*
+    search.hints            numpy* optuna* torch
+    search.sampler          numpy* optuna*
+    search.stopping
+    search.decisions
+    search.crown            numpy*
+    search.transfer         numpy*
+    search.storage          optuna* sqlalchemy
+    search.mirror           optuna*
+    search.search
+
+    schedule
+    schedule.events
+    schedule.queue
+    schedule.roster
+    schedule.state
+    schedule.machine
+
+    fleet
+    fleet.cpus
+    fleet.parcel
+    fleet.process
+    fleet.relay
+    fleet.post
+    fleet.inline
+    fleet.ray               ray
+
+    record
+    record.memo
+    record.ledger
+    record.card
+    record.tracking         mlflow
+
+    runtime
+    runtime.lookup
+    runtime.active
+    runtime.kernels         torch triton
+    runtime.tracing         torch
+    runtime.binding
+    runtime.autotuner       triton
+    runtime.environment
+    runtime.registry        mlflow
+    runtime.sources
+    runtime.reporting
+    runtime.activation
+    runtime.unmodified
+    runtime.__main__
+    runtime.site.sitecustomize
+
+    .
+
+    plan                    torch
+    dispatch
+    turns
+    builds
+    pasts
+    minutes
+    wants
+    tally
+    finals
+    contest
+    unify
+    errands
+    sweep
+    recording
+    noise
+
+    cli
+    cli.folders
+    cli.terminal            rich
+    cli.opening             torch triton
+    cli.doctor              typer* torch triton pynvml
+    cli.aa                  typer* rich
+    cli.pack                typer* rich
+    cli.plan                typer*
+    cli.record              typer*
+    cli.sweep               typer*
+    cli.app                 typer*
+    cli.__main__
+"""
