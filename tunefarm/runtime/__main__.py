@@ -64,19 +64,18 @@ def main(words: list[str]) -> None:
     wish = wishes()
     if not wish.packs and not wish.off:
         raise UserError("TUNEFARM_PACK names no pack", hint=USAGE)
+    as_module = words[0] == "-m"
+    if as_module and len(words) < 2:
+        raise UserError("-m is followed by no module", hint=USAGE)
+    if not as_module and not Path(words[0]).exists():
+        raise UserError("no such file", file=words[0], hint=USAGE)
     take_up(wish)
     os.environ["PYTHONPATH"] = os.pathsep.join([SITE, *_paths_of_children()])
-    if words[0] == "-m":
-        if len(words) < 2:
-            raise UserError("-m is followed by no module", hint=USAGE)
-        sys.argv = words[1:]
-        sys.path.insert(0, "")
+    sys.argv = words[as_module:]
+    sys.path.insert(0, "" if as_module else str(Path(words[0]).resolve().parent))
+    if as_module:
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
-        if not Path(words[0]).exists():
-            raise UserError("no such file", file=words[0], hint=USAGE)
-        sys.argv = words
-        sys.path.insert(0, str(Path(words[0]).resolve().parent))
         runpy.run_path(words[0], run_name="__main__")
 
 

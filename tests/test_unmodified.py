@@ -1,0 +1,182 @@
+"""Jobs that know nothing of tunefarm: run by `python -m tunefarm.runtime`, with children, and reports at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+KERNELS = """\
+import triton
+import triton.language as tl
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], key=["n"])
+@triton.jit
+def tuned(x, n, BLOCK: tl.constexpr):
+    tl.store(x + tl.arange(0, BLOCK), n)
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], key=["n"])
+@triton.jit
+def other(x, n, BLOCK: tl.constexpr):
+    tl.store(x + tl.arange(0, BLOCK), n)
+"""
+
+MAKE_PACK = """\
+import sys
+from kernels import tuned
+sys.path.insert(0, {tests!r})
+from runtime_kernels import make_pack, make_row, block
+from tunefarm.pack import dumps
+row = make_row(256, block(64), bounds=(128, 1024), dtypes={{"x": "fp32"}})
+from dataclasses import replace
+facts = {{k: v for k, v in row.match.facts.items() if k != "y"}}
+row = replace(row, match=replace(row.match, facts=type(row.match.facts)(facts)))
+open("pack.json", "w").write(dumps(make_pack(tuned, row)))
+"""
+
+JOB = """\
+import sys, subprocess, multiprocessing
+from kernels import other, tuned
+
+def told(where):
+    kinds = type(tuned).__name__, type(other).__name__
+    print(where, *kinds, flush=True)
+
+if __name__ == "__main__":
+    print(sys.argv[1:], "tunefarm" in vars(sys.modules["__main__"]))
+    told("job")
+    child = multiprocessing.get_context("spawn").Process(target=told, args=("spawned",))
+    child.start()
+    child.join()
+    subprocess.run([sys.executable, "-c", "import train; train.told('child')"], check=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    (folder / "kernels.py").write_text(KERNELS)
+    (folder / "train.py").write_text(JOB)
+    (folder / "make.py").write_text(MAKE_PACK.format(tests=str(ROOT / "tests")))
+    done = run(folder, "make.py")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TUNEFARM")}
+    environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]), **variables}
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_the_job_and_its_children_obey_and_kernels_without_a_table_are_left_alone(job: Path) -> None:
+    done = run(job, "-m", "tunefarm.runtime", "train.py", "--epochs", "3", TUNEFARM_PACK="pack.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "['--epochs', '3'] False",
+        "job PackedAutotuner Autotuner",
+        "spawned PackedAutotuner Autotuner",
+        "child PackedAutotuner Autotuner",
+    ]
+
+
+def test_a_module_runs_as_with_python_and_torchrun_s_workers_obey(job: Path) -> None:
+    words = ("-m", "tunefarm.runtime", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    (job / "rank.py").write_text("import train; train.told('rank')\n")
+    done = run(job, *words, "rank.py", TUNEFARM_PACK=str(job / "pack.json"), OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines().count("rank PackedAutotuner Autotuner") == 2
+
+
+def test_another_sitecustomize_is_loaded_as_ever(job: Path) -> None:
+    site = job / "site"
+    site.mkdir(exist_ok=True)
+    (site / "sitecustomize.py").write_text("print('theirs')\n")
+    done = run(
+        job, "-m", "tunefarm.runtime", "train.py", TUNEFARM_PACK="pack.json",
+        PYTHONPATH=os.pathsep.join([str(site), str(ROOT), str(job)]),
+    )  # fmt: skip
+    assert done.stdout.count("theirs") >= 3, done.stdout  # Python has helpers of its own.
+    assert "child PackedAutotuner Autotuner" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"TUNEFARM": "off"}, ""),
+        ({"TUNEFARM_EXCLUDE": "tuned"}, "tables of tuned are not used: TUNEFARM_EXCLUDE"),
+    ],
+)
+def test_an_operator_may_say_no(job: Path, variables: dict[str, str], says: str) -> None:
+    done = run(job, "-m", "tunefarm.runtime", "train.py", TUNEFARM_PACK="pack.json", **variables)
+    assert done.returncode == 0, done.stderr
+    assert "job Autotuner Autotuner" in done.stdout
+    assert says in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "says"),
+    [
+        (["train.py"], {}, "TUNEFARM_PACK names no pack"),
+        (["train.py"], {"TUNEFARM_PACK": "typo.json"}, "typo.json: no such file"),
+        (["typo.py"], {"TUNEFARM_PACK": "pack.json"}, "typo.py: no such file"),
+        (["-m"], {"TUNEFARM_PACK": "pack.json"}, "-m is followed by no module"),
+        (["train.py"], {"TUNEFARM_PACK": "pack.json", "TUNEFARM": "perhaps"}, "TUNEFARM is 'perhaps' (it is on or off"),
+        (["train.py"], {"TUNEFARM_PACK": "pack.json", "TUNEFARM_ON_MISS": "guess"}, "on_miss is 'guess'"),
+    ],
+)
+def test_a_mistake_is_one_line_before_the_job_starts(
+    job: Path, words: list[str], variables: dict[str, str], says: str
+) -> None:
+    done = run(job, "-m", "tunefarm.runtime", *words, **variables)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("tunefarm: ")
+    assert says in line
+
+
+def test_each_process_leaves_a_report(job: Path, tmp_path: Path) -> None:
+    launch = """
+        import torch, tunefarm
+        from tunefarm.device import nominal
+        tunefarm.activate("pack.json", device=nominal("sm_90"))
+        from kernels import tuned
+        tunefarm.install(tuned)
+        tuned.fn.run = lambda *args, **kwargs: None
+        for n in (256, 256, 300, 4096):
+            try:
+                tuned[(1,)](torch.zeros(64), n)
+            except Exception:  # the miss tunes as ever, for which there is no GPU
+                pass
+    """
+    done = run(job, "-c", textwrap.dedent(launch), TUNEFARM_REPORT=str(tmp_path / "reports"), RANK="3")
+    assert done.returncode == 0, done.stderr
+    prom, written = sorted((tmp_path / "reports").iterdir(), key=lambda path: path.suffix, reverse=True)
+    assert written.name.startswith("rank3-")
+    told = json.loads(written.read_text())
+    assert (told["format"], told["version"], told["rank"]) == ("tunefarm-report", 1, 3)
+    assert [hit["launches"] for hit in told["hits"]] == [2]
+    by_n = {miss["problem"]["dims"]["n"]: miss for miss in told["misses"]}
+    assert {n: miss["launches"] for n, miss in by_n.items()} == {300: 1, 4096: 1}
+    assert by_n[4096]["problem"]["dtypes"] == {"x": "fp32"}
+    assert "n is 4096, tuned for (128, 1024]" in by_n[4096]["reason"]
+    text = prom.read_text()
+    assert f'digest="{told["digest"]}"' in text
+    assert 'tunefarm_pack_hits_total{rank="3",kernel="tuned",step="same device",kind="launch"} 2' in text
+    assert 'tunefarm_pack_misses_total{rank="3",kernel="tuned",kind="launch"} 2' in text
+
+
+def test_a_report_that_cannot_be_written_harms_nobody(job: Path) -> None:
+    code = "import tunefarm; tunefarm.activate('pack.json')"
+    done = run(job, "-c", code, TUNEFARM_REPORT="/proc/nowhere")
+    assert done.returncode == 0
+    assert "no report of packs is left in /proc/nowhere" in done.stderr
