@@ -167,3 +167,35 @@ def test_explain_names_the_nearest_row() -> None:
     assert text.splitlines()[0] == "  nearest row n in (0, 500] div16, bf16: n is 512, tuned for (0, 500]"
     assert text.splitlines()[-1] == "  refused p: why"
     assert "no active pack" in explain((), (), make_call(), ())
+
+
+# ---- on_miss="nearest" ----
+
+
+@pytest.mark.parametrize(
+    ("n", "block"), [(129, 0), (400, 0), (512, 0), (513, 1), (1024, 1), (1500, 1), (2048, 1), (2049, None), (63, None),
+                     (64, None), (65, 0), (0, None), (-1, None)],
+)  # fmt: skip
+def test_tf_067_nearest_stretches_ranges_twice_and_no_further(n: int, block: int | None) -> None:
+    """Ranges (128, 512] and (512, 1024]; whether n is divisible by 16 is no matter beyond what was tuned."""
+    listing = listed(make_activation(make_match((128, 512)), make_match((512, 1024)), on_miss="nearest"))
+    facts = {"x": "div16"} | ({"n": "div16"} if n % 16 == 0 else {})
+    offer = find(listing.offers, make_call(n, facts=FrozenMap(facts)), {"n", "x"})
+    assert (None if offer is None else offer.row.config.params["BLOCK"]) == block
+    if offer is not None:
+        assert offer.is_near == (not 128 < n <= 1024 or n % 16 != 0)
+        assert offer.how == "same device" + (", nearest" if offer.is_near else "")
+
+
+def test_nearest_neither_stretches_what_is_exact_nor_other_dtypes() -> None:
+    listing = listed(make_activation(make_match(512), make_match((512, 1024)), on_miss="nearest"))
+    assert len([o for o in listing.offers if o.is_near]) == 3
+    other = make_call(2000, dtypes=FrozenMap(x="fp32"), facts=FrozenMap(x="div16", n="div16"))
+    assert find(listing.offers, other, {"n", "x"}) is None
+
+
+def test_only_the_latest_activation_s_word_on_misses_counts() -> None:
+    nearest = make_activation(make_match((128, 512)), on_miss="nearest", tag=1)
+    exact = make_activation(make_match((128, 512)), tag=2)
+    assert not any(offer.is_near for offer in listed(nearest, exact).offers)
+    assert {offer.row.config.params["TAG"] for offer in listed(exact, nearest).offers if offer.is_near} == {1, 2}

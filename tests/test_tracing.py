@@ -154,3 +154,41 @@ def test_guards_do_not_grow_with_the_table(seen: Seen) -> None:
         entry = torch._dynamo.eval_frame._debug_get_cache_entry_list(double.__code__)[0]
         sizes.append(str(entry.guard_manager).count("\n"))
     assert sizes[1] <= sizes[0] + 10
+
+
+def test_nearest_answers_traces_as_it_answers_launches(seen: Seen) -> None:
+    activate(make_pack(own, *LADDER), device=SM_90, on_miss="nearest")
+    double = compiled(own, seen)
+    for n in (4096, 300, 4100, 80, 8192):
+        double(torch.zeros(n))
+    assert seen.blocks == [[512], [128], [64], [128], [64]]
+    assert [own.config_for(torch.zeros(n), torch.zeros(n), n).params["BLOCK"] for n in (4096, 300, 4100, 80, 8192)] == [
+        512, 128, 64, 128, 64,
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def many_ranks() -> Iterator[None]:
+    """This process is one of two, as far as torch.distributed knows."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("many_ranks")
+def test_one_of_many_ranks_benchmarks_nothing_that_a_pack_is_about(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank would time for itself, and they would disagree. A kernel without a table is left as it was."""
+    tuned: list[Any] = []
+    monkeypatch.setattr(type(foreign).__mro__[1], "run", lambda self, *args, **kwargs: tuned.append(self))
+    launched: list[int] = []
+    monkeypatch.setattr(foreign.fn, "run", lambda *_, BLOCK, **__: launched.append(BLOCK))
+    install(foreign)
+    foreign[(1,)](torch.zeros(64), torch.zeros(64), 64)
+    assert len(tuned) == 1
+    activate(make_pack(foreign, *LADDER), device=SM_90)
+    foreign[(1,)](torch.zeros(64), torch.zeros(64), 64)
+    assert (len(tuned), launched) == (1, [64])
+    compiled(foreign, seen)(torch.zeros(64))
+    assert seen.blocks == [[64]]

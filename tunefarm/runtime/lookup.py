@@ -59,19 +59,19 @@ class Offer:
         step: how near its device is.
         table: where it stands.
         activation: the pack it stands in.
-        stretched: the row is for calls beyond those it was tuned for.
+        is_near: the row is for calls beyond those it was tuned for.
     """
 
     row: Row
     step: Step
     table: Table
     activation: Activation
-    stretched: bool = False
+    is_near: bool = False
 
     @property
     def how(self) -> str:
         """How near it is, for people."""
-        return f"{self.step.value}, stretched" if self.stretched else self.step.value
+        return f"{self.step.value}, nearest" if self.is_near else self.step.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,27 +149,27 @@ def shortlist(
     offers = [offer for _, offer in found]
     if activations and activations[-1].on_miss == "nearest":
         # As rows of their own they are compared alike by launches and by traces.
-        offers += [replace(o, row=row, stretched=True) for o in offers for row in stretched(o.row)]
+        for stretch in (1, STRETCH):
+            offers += [replace(offer, row=row, is_near=True) for _, offer in found for row in _near(offer.row, stretch)]
     return Shortlist(offers=tuple(offers), refused=tuple(refused), notes=tuple(notes))
 
 
-def stretched(row: Row) -> Iterator[Row]:
-    """A row for calls `STRETCH` times beyond its ranges, whether or not their dims are divisible by 16.
+def _near(row: Row, stretch: int) -> Iterator[Row]:
+    """A row for calls so many times beyond its ranges, whether or not their dims are divisible by 16.
 
     Nothing comes of a row without ranges: its dims are exact because they make another kernel.
     """
     ranges = {name: value for name, value in row.match.dims.items() if isinstance(value, tuple)}
     if not ranges:
         return
-    wide = {name: (max(0, low // STRETCH), high * STRETCH) for name, (low, high) in ranges.items()}
+    wide = {name: (max(0, low // stretch), high * stretch) for name, (low, high) in ranges.items()}
     others = {name: fact for name, fact in row.match.facts.items() if name not in ranges}
     for facts in itertools.product(("", "div16", "one"), repeat=len(ranges)):
-        # One is in a range of its own: a kernel for a dim of 1 has other code.
-        if any(fact == "one" and ranges[name][0] >= 1 for name, fact in zip(ranges, facts, strict=True)):
-            continue
         known = {name: fact for name, fact in zip(ranges, facts, strict=True) if fact}
         match = replace(row.match, dims=FrozenMap({**row.match.dims, **wide}), facts=FrozenMap({**others, **known}))
-        yield replace(row, match=match)
+        # A dim of 1 has a kernel of its own: only a range that holds it is about that one.
+        if match != row.match and not any(fact == "one" and wide[name][0] >= 1 for name, fact in known.items()):
+            yield replace(row, match=match)
 
 
 def find(offers: Sequence[Offer], problem: Problem, specialised: Collection[str]) -> Offer | None:
