@@ -98,6 +98,7 @@ HOUSE = """
     runtime
     runtime.lookup
     runtime.active
+    runtime.ranks           torch
     runtime.kernels         torch triton
     runtime.tracing         torch
     runtime.binding

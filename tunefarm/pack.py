@@ -227,8 +227,20 @@ def load_pack(path: Path | str) -> Pack:
     Raises:
         PackError: the file is missing, damaged, changed by hand, of another format or of a newer version.
     """
-    where = str(path)
-    data = parse_json(read_text(Path(path), error=PackError, max_bytes=MAX_BYTES), where=where, error=PackError)
+    return parse_pack(read_text(Path(path), error=PackError, max_bytes=MAX_BYTES), where=str(path))
+
+
+def parse_pack(text: str, *, where: str) -> Pack:
+    """Reads and checks the text of a pack.
+
+    Args:
+        text: as `dumps` writes it.
+        where: the file or the sender, for messages.
+
+    Raises:
+        PackError: as `load_pack`.
+    """
+    data = parse_json(text, where=where, error=PackError)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise PackError("is not a tunefarm pack", file=where, hint="packs are written by `tunefarm sweep`")
     if data.get("version") != VERSION:

@@ -12,12 +12,13 @@ from typing import Any
 from tunefarm.device import Device
 from tunefarm.errors import MissError, PackError, UserError
 from tunefarm.pack import Pack, seal
-from tunefarm.runtime.active import ACTIVE, log
+from tunefarm.runtime.active import ACTIVE
 from tunefarm.runtime.autotuner import adopt, autotuners
-from tunefarm.runtime.environment import wishes
+from tunefarm.runtime.environment import Wishes, wishes
 from tunefarm.runtime.lookup import POLICIES, Activation
+from tunefarm.runtime.ranks import settle
 from tunefarm.runtime.reporting import write_at_exit
-from tunefarm.runtime.sources import Found, find_packs
+from tunefarm.runtime.sources import find_packs
 
 DIGEST_DIGITS = 12
 
@@ -30,6 +31,8 @@ def activate(
     allow_replayed: bool = False,
     device: Device | None = None,
     digest: str = "",
+    group: Any = None,
+    on_disagreement: str = "error",
 ) -> Pack | None:
     """Puts a pack into use for kernels marked with `autotune` and for installed ones, now and later.
 
@@ -48,6 +51,8 @@ def activate(
         allow_replayed: use rows whose times were replayed from a landscape, not measured.
         device: match against this device in place of the one that holds the tensors.
         digest: the pack's, or its beginning (12 digits at least): another pack is refused.
+        group: ranks that must use one pack, all of which call this: a torch.distributed group, or True for the default.
+        on_disagreement: of these ranks: `error`, or `rank0` (all take its pack).
 
     Returns:
         The pack in use, those of a folder as one; None if it is damaged, which is logged and otherwise as if there
@@ -56,37 +61,49 @@ def activate(
     Raises:
         PackError: there is no such file, or its digest is another; with `strict` also if it is damaged.
         MissError: `strict`, and the pack holds replayed rows that are not allowed.
-        UserError: `on_miss` is none of the four, or a package or registry does not hold the source.
+        UserError: `on_miss` is none of the four, a package or registry does not hold the source, or ranks disagree.
+        InfrastructureError: a rank of `group` could not be reached.
     """
     if on_miss not in POLICIES:
         raise UserError(f"on_miss is {on_miss!r}", hint=f"it is one of {', '.join(POLICIES)}")
     wish = wishes()
-    if wish.off:
-        log.info("no pack is used: TUNEFARM=off")
+    pack, label, stops = _read(source, digest, wish, strict=strict)
+    if group is not None:
+        pack, label = settle(pack, label, group, on_disagreement, stops=stops)
+    if isinstance(pack, UserError):
+        if stops and group is None:
+            raise pack
+        ACTIVE.warn_once(f"no pack is used: {pack}")
         return None
-    found = find_packs(source)
-    if (pack := _sound(found, strict)) is None:
-        return None
-    _check_digest(pack, found.label, digest)
-    _check_times(pack, found.label, strict=strict, allow_replayed=allow_replayed)
+    _check_times(pack, label, strict=strict, allow_replayed=allow_replayed)
     ACTIVE.add(
-        Activation(
-            pack=_without(pack, found.label, wish.exclude), label=found.label, on_miss=on_miss, strict=strict,
-            allow_replayed=allow_replayed, device=device,
-        )
-    )  # fmt: skip
+        Activation(pack=pack, label=label, on_miss=on_miss, strict=strict, allow_replayed=allow_replayed, device=device)
+    )
     if wish.report:
         write_at_exit(wish.report)
     return pack
 
 
-def _sound(found: Found, strict: bool) -> Pack | None:
-    """What can be used of a source; what cannot is an error or, once, a warning."""
+def _read(
+    source: str | Path | Pack, digest: str, wish: Wishes, *, strict: bool
+) -> tuple[Pack | UserError, str, bool]:
+    """A pack, or why there is none; what people call it; and whether the job is not to go on without it.
+
+    Errors are values, as other ranks may have to hear of them.
+    """
+    if wish.off:
+        return PackError("TUNEFARM=off", file=str(source) if not isinstance(source, Pack) else ""), "", False
+    try:
+        found = find_packs(source)
+        if found.pack is not None:
+            _check_digest(found.pack, found.label, digest)
+    except UserError as error:
+        return error, str(source), True
+    if found.pack is None or (strict and found.damaged):
+        return found.damaged[0], found.label, strict
     for damage in found.damaged:
-        if strict:
-            raise damage
-        ACTIVE.warn_once(f"{'left out' if found.pack else 'no pack is used'}: {damage}")
-    return found.pack
+        ACTIVE.warn_once(f"left out: {damage}")
+    return _without(found.pack, found.label, wish.exclude), found.label, False
 
 
 def _check_times(pack: Pack, label: str, *, strict: bool, allow_replayed: bool) -> None:
