@@ -129,6 +129,7 @@ HOUSE = """
     sweep
     recording
     noise
+    audit
 
     cli
     cli.folders
@@ -136,6 +137,7 @@ HOUSE = """
     cli.opening             torch triton
     cli.doctor              typer* torch triton pynvml
     cli.aa                  typer* rich
+    cli.verify              typer* rich
     cli.pack                typer* rich
     cli.plan                typer*
     cli.record              typer*

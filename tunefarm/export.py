@@ -95,7 +95,7 @@ def _rows(results: Sequence[StudyResult], ranges: Collection[str]) -> tuple[Row,
     for result in results:
         assert result.winner is not None
         problem = result.study.problem
-        row = _row(_match(problem, ranges), problem, result.winner)
+        row = _row(match_of(problem, ranges), problem, result.winner)
         if row.identity in rows:
             other = rows[row.identity][1]
             raise UserError(
@@ -107,7 +107,8 @@ def _rows(results: Sequence[StudyResult], ranges: Collection[str]) -> tuple[Row,
     return bounded([row for row, _ in rows.values()])
 
 
-def _match(problem: Problem, ranges: Collection[str]) -> Match:
+def match_of(problem: Problem, ranges: Collection[str] = ()) -> Match:
+    """The calls of which a measured problem is one, before neighbours bound the dims that range."""
     dims: dict[str, Value | Bounds] = dict(problem.dims)
     for name in ranges:
         value = problem.dims.get(name)
