@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[1]
 SIZES = (256, 512, 1024)
 TIMEOUT_S = 60
 
@@ -32,6 +34,7 @@ class World:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
             )
             for rank in range(num_ranks)
         ]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranked import TIMEOUT_S, World, answers
+from ranked import ROOT, TIMEOUT_S, World, answers
 from runtime_kernels import LADDER, block, make_pack, make_row, own
 
 from tunefarm.errors import UserError
@@ -189,7 +189,9 @@ def test_a_group_must_be_there(files: dict[str, str]) -> None:
 
 def test_without_a_group_nothing_distributed_is_loaded(files: dict[str, str]) -> None:
     script = f"import sys, tunefarm; tunefarm.activate({files['new']!r}); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout == "False\n"
 
 

@@ -115,18 +115,25 @@ def _without(leader: Word | None, words: Sequence[Word]) -> PackError:
 def _pack_of_first(found: Pack | UserError, first: Word, group: Any) -> Pack:
     """Rank 0's pack, sent to all of them; those that cannot read it stop the others."""
     text = _sent_by_first(dumps(found) if isinstance(found, Pack) else "", group)
-    problem = ""
-    pack: Pack | None = None
-    try:
-        pack = parse_pack(text, where=f"{first.label} of rank 0")
-        if pack.digest != first.digest:
-            problem = f"digest {pack.digest[:12]} arrived where rank 0 has {first.digest[:12]}"
-    except PackError as e:
-        problem = str(e)
+    pack, problem = found, ""
+    if isinstance(found, PackError) or found.digest != first.digest:
+        pack = _parsed(text, first)
+        problem = str(pack) if isinstance(pack, PackError) else ""
     problems = _said_by_all(problem, group)
-    if any(problems) or pack is None:
+    if any(problems) or isinstance(pack, PackError):
         told = _by_rank(problem or "fine" for problem in problems)
         raise PackError(f"rank 0's pack cannot be taken by all ranks: {told}", hint="install one tunefarm on all ranks")
+    return pack
+
+
+def _parsed(text: str, first: Word) -> Pack | PackError:
+    where = f"{first.label} of rank 0"
+    try:
+        pack = parse_pack(text, where=where)
+    except PackError as e:
+        return e
+    if pack.digest != first.digest:
+        return PackError(f"arrived with digest {pack.digest[:12]}, sent was {first.digest[:12]}", file=where)
     return pack
 
 
