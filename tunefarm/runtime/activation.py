@@ -84,9 +84,7 @@ def activate(
     return pack
 
 
-def _read(
-    source: str | Path | Pack, digest: str, wish: Wishes, *, strict: bool
-) -> tuple[Pack | UserError, str, bool]:
+def _read(source: str | Path | Pack, digest: str, wish: Wishes, *, strict: bool) -> tuple[Pack | UserError, str, bool]:
     """A pack, or why there is none; what people call it; and whether the job is not to go on without it.
 
     Errors are values, as other ranks may have to hear of them.
