@@ -116,11 +116,11 @@ def _pack_of_first(found: Pack | UserError, first: Word, group: Any) -> Pack:
     """Rank 0's pack, sent to all of them; those that cannot read it stop the others."""
     text = _sent_by_first(dumps(found) if isinstance(found, Pack) else "", group)
     pack, problem = found, ""
-    if isinstance(found, PackError) or found.digest != first.digest:
+    if isinstance(found, UserError) or found.digest != first.digest:
         pack = _parsed(text, first)
-        problem = str(pack) if isinstance(pack, PackError) else ""
+        problem = str(pack) if isinstance(pack, UserError) else ""
     problems = _said_by_all(problem, group)
-    if any(problems) or isinstance(pack, PackError):
+    if any(problems) or isinstance(pack, UserError):
         told = _by_rank(problem or "fine" for problem in problems)
         raise PackError(f"rank 0's pack cannot be taken by all ranks: {told}", hint="install one tunefarm on all ranks")
     return pack
