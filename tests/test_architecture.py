@@ -115,6 +115,7 @@ HOUSE = """
     runtime.active
     runtime.kernels         torch triton
     runtime.tracing         torch
+    runtime.which
     runtime.binding
     runtime.autotuner       triton
     runtime.activation
@@ -143,6 +144,7 @@ HOUSE = """
     cli.opening             torch triton
     cli.doctor              typer* torch triton pynvml
     cli.aa                  typer* rich
+    cli.pack_which          typer*
     cli.pack                typer* rich
     cli.plan                typer*
     cli.record              typer*

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tunefarm.cli.pack_which import which
 from tunefarm.cli.terminal import console, time_text
 from tunefarm.config import counted
 from tunefarm.pack import Row, Table, load_pack
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table as Grid
 
 app = typer.Typer(help="Look into config packs.", no_args_is_help=True)
+app.command()(which)
 
 
 @app.callback()
