@@ -34,6 +34,7 @@ HOUSE = """
     landscape
     seams
     pack
+    pack_diff
     export
 
     spec
@@ -145,6 +146,7 @@ HOUSE = """
     cli.doctor              typer* torch triton pynvml
     cli.aa                  typer* rich
     cli.pack_which          typer*
+    cli.pack_diff           typer*
     cli.pack                typer* rich
     cli.plan                typer*
     cli.record              typer*

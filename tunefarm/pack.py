@@ -178,8 +178,8 @@ def seal(pack: Pack) -> Pack:
 
 def _seal_table(table: Table) -> Table:
     rows = tuple(sorted(table.rows, key=_row_order))
-    table = replace(table, rows=rows, key=digest(_plain(table.key_parts)), digest="")
-    return replace(table, digest=digest([_table_head(table), [_plain(row) for row in rows]]))
+    table = replace(table, rows=rows, key=digest(plain(table.key_parts)), digest="")
+    return replace(table, digest=digest([_table_head(table), [plain(row) for row in rows]]))
 
 
 def _row_order(row: Row) -> tuple[Any, ...]:
@@ -198,7 +198,7 @@ def _row_order(row: Row) -> tuple[Any, ...]:
 def dumps(pack: Pack) -> str:
     """The text of a sealed pack: equal packs give equal bytes."""
     tables = ",\n".join(
-        one_row_a_line({**_table_head(t), "digest": t.digest}, [_plain(r) for r in t.rows], "rows").rstrip()
+        one_row_a_line({**_table_head(t), "digest": t.digest}, [plain(r) for r in t.rows], "rows").rstrip()
         for t in pack.tables
     )
     return f'{{"format": "{FORMAT}", "version": {VERSION},\n"digest": "{pack.digest}",\n"tables": [\n{tables}\n]}}\n'
@@ -206,19 +206,20 @@ def dumps(pack: Pack) -> str:
 
 def _table_head(table: Table) -> dict[str, Any]:
     names = ("kernel", "source_hash", "device", "key", "key_parts", "provenance")
-    return {name: _plain(getattr(table, name)) for name in names}
+    return {name: plain(getattr(table, name)) for name in names}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A part of a pack as the JSON that stands in the file."""
     if isinstance(value, Config | Device):
         return value.to_json()
     if isinstance(value, Provenance) and value.checked:
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.name != "checked"}
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.name != "checked"}
     if isinstance(value, Row | Match | Provenance):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, tuple | list) else value
+        return {k: plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, tuple | list) else value
 
 
 def load_pack(path: Path | str) -> Pack:

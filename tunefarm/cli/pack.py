@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tunefarm.cli.pack_diff import diff
 from tunefarm.cli.pack_which import which
 from tunefarm.cli.terminal import console, time_text
 from tunefarm.config import counted
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Look into config packs.", no_args_is_help=True)
 app.command()(which)
+app.command()(diff)
 
 
 @app.callback()
