@@ -36,6 +36,7 @@ HOUSE = """
     pack
     pack_diff
     export
+    pack_merge
 
     spec
     spec.grammar
@@ -147,6 +148,7 @@ HOUSE = """
     cli.aa                  typer* rich
     cli.pack_which          typer*
     cli.pack_diff           typer*
+    cli.pack_merge          typer*
     cli.pack                typer* rich
     cli.plan                typer*
     cli.record              typer*
@@ -159,18 +161,8 @@ WINGS = ("spec", "bench", "search", "schedule", "fleet", "record", "runtime", "i
 EVERYONE = (*(line.split()[0] for line in HOUSE.split("\n    .\n")[1].splitlines() if line.strip()), ".")
 OPEN = "spec"  # the wing that others may see
 HEAVY = {
-    "torch",
-    "triton",
-    "ray",
-    "optuna",
-    "mlflow",
-    "rich",
-    "pynvml",
-    "pyarrow",
-    "matplotlib",
-    "sklearn",
-    "kubernetes",
-}
+    "torch", "triton", "ray", "optuna", "mlflow", "rich", "pynvml", "pyarrow", "matplotlib", "sklearn", "kubernetes",
+}  # fmt: skip
 READS_ENVIRONMENT = ("cli", "runtime.__main__")
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
 

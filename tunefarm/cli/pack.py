@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tunefarm.cli.pack_diff import diff
+from tunefarm.cli.pack_merge import merge, merge_driver
 from tunefarm.cli.pack_which import which
 from tunefarm.cli.terminal import console, time_text
 from tunefarm.config import counted
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Look into config packs.", no_args_is_help=True)
 app.command()(which)
 app.command()(diff)
+app.command()(merge)
+app.command()(merge_driver)
 
 
 @app.callback()
