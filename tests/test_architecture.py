@@ -34,6 +34,7 @@ HOUSE = """
     landscape
     seams
     pack
+    pack_schema
     pack_diff
     export
     pack_merge

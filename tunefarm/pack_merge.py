@@ -1,8 +1,8 @@
 """Two packs become one: the union of their rows, and of two answers to one problem the better-proven.
 
-Better-proven is, in this order: measured over replayed; outputs checked over not checked; the newer table; the tighter
-interval. Times themselves are never compared: they were taken on different days. With the pack from which both sides
-came (as git knows it), a row that only one side changed or removed is as that side has it.
+Better-proven is, in this order: measured over replayed, and that over imported; outputs checked over not checked; the
+newer table; the tighter interval. Times themselves are never compared: they were taken on different days. With the pack
+from which both sides came (as git knows it), a row that only one side changed or removed is as that side has it.
 """
 
 from __future__ import annotations
@@ -171,8 +171,9 @@ def _drop(
 
 def _proof(entry: _Entry) -> tuple[Any, ...]:
     origin, row = entry.table.provenance, entry.row
-    low, high = row.interval_ms
-    width = (high - low) / row.median_ms if row.median_ms > 0 else float("inf")
+    width = float("inf")
+    if row.interval_ms is not None and row.median_ms:
+        width = (row.interval_ms[1] - row.interval_ms[0]) / row.median_ms
     return -SOURCES.index(origin.source), origin.checked, origin.created, -width
 
 

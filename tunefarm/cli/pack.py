@@ -14,6 +14,7 @@ from tunefarm.cli.pack_which import which
 from tunefarm.cli.terminal import console, time_text
 from tunefarm.config import counted
 from tunefarm.pack import Row, Table, load_pack
+from tunefarm.pack_schema import pack_schema
 
 if TYPE_CHECKING:
     from rich.table import Table as Grid
@@ -49,9 +50,20 @@ def show(
         out.print(_grid(table.rows))
 
 
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of packs.
+
+    Example: tunefarm pack schema > pack.schema.json
+    """
+    typer.echo(json.dumps(pack_schema(), indent=1))
+
+
 def _heading(table: Table) -> list[str]:
     origin, device = table.provenance, table.device
     replayed = " -- REPLAYED from a landscape, not measured by this sweep" if origin.source == "replayed" else ""
+    if origin.source == "imported":
+        replayed = " -- IMPORTED from another tool's file, not measured by tunefarm"
     unchecked = "" if origin.checked else ", outputs not checked: the workload has no reference"
     tools = ", ".join(f"{name} {version}" for name, version in sorted(origin.toolchain.items()))
     return [
@@ -75,7 +87,7 @@ def _grid(rows: tuple[Row, ...]) -> Grid:
             row.match.label.replace("[", r"\["),
             str(row.config),
             time_text(row.median_ms),
-            time_text(row.default_ms) if row.default_ms is not None else "n/a",
+            time_text(row.default_ms),
             f"{row.gain:.2f}x" if row.gain is not None else "n/a",
             f"{row.margin:.1%}" if row.margin is not None else "n/a",
         )
