@@ -123,6 +123,11 @@ HOUSE = """
     runtime.autotuner       triton
     runtime.activation
 
+    interop
+    interop.foreign
+    interop.moe
+    interop.autotune
+
     .
 
     plan                    torch
@@ -150,6 +155,7 @@ HOUSE = """
     cli.pack_which          typer*
     cli.pack_diff           typer*
     cli.pack_merge          typer*
+    cli.pack_interop        typer*
     cli.pack                typer* rich
     cli.plan                typer*
     cli.record              typer*
@@ -348,12 +354,8 @@ def test_environment_reads_are_told_from_writes() -> None:
     for code in ("os.environ['A'] = '1'", "os.environ.update(A='1')", "del os.environ['A']"):
         assert lines(code) == [], code
     for code in (
-        "os.environ['A']",
-        "os.getenv('A')",
-        "os.environ.get('A')",
-        "from os import environ",
-        "dict(os.environ)",
-    ):
+        "os.environ['A']", "os.getenv('A')", "os.environ.get('A')", "from os import environ", "dict(os.environ)",
+    ):  # fmt: skip
         assert lines(code) == [1], code
 
 

@@ -21,7 +21,7 @@ def test_tf_064_each_device_is_found_under_its_own_name_only() -> None:
     known = [make(name) for name in NAMES]
     assert tuple(device.short_name for device in known) == SHORT
     for name, short, device in zip(NAMES, SHORT, known, strict=True):
-        for text in (name, short, short.lower(), name.replace(" ", "_"), device.key):
+        for text in (name, short, short.lower(), name.replace(" ", "_").replace("-", "_"), device.key):
             assert named(text, known) is device
         with pytest.raises(UserError, match="is not known"):
             named(short, [other for other in known if other is not device])

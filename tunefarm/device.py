@@ -166,4 +166,5 @@ def named(text: str, known: Sequence[Device] = ()) -> Device:
 
 
 def _plain(name: str) -> str:
-    return name.replace("_", " ").casefold()
+    # Tools that make file names of devices replace what is no letter or digit.
+    return re.sub(r"[^0-9a-z]+", " ", name.casefold())

@@ -124,7 +124,8 @@ def _tell_removed(
 
 
 def _same_timer(sides: Sequence[list[Table]], names: tuple[str, str]) -> None:
-    timers = [{t.provenance.timer for t in side} for side in sides]
+    # Where imported times come from is nobody's word, so nothing is lost by keeping them beside others.
+    timers = [{t.provenance.timer for t in side if t.provenance.source != "imported"} for side in sides]
     if all(timers) and timers[0] != timers[1]:
         table = sides[0][0]
         told = " and ".join(f"{', '.join(sorted(t))} in {name}" for t, name in zip(timers, names, strict=True))

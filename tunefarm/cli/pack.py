@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tunefarm.cli.pack_diff import diff
+from tunefarm.cli.pack_interop import export_pack, import_pack
 from tunefarm.cli.pack_merge import merge, merge_driver
 from tunefarm.cli.pack_which import which
 from tunefarm.cli.terminal import console, time_text
@@ -24,6 +25,8 @@ app.command()(which)
 app.command()(diff)
 app.command()(merge)
 app.command()(merge_driver)
+app.command("import")(import_pack)
+app.command("export")(export_pack)
 
 
 @app.callback()
@@ -62,9 +65,9 @@ def schema() -> None:
 def _heading(table: Table) -> list[str]:
     origin, device = table.provenance, table.device
     replayed = " -- REPLAYED from a landscape, not measured by this sweep" if origin.source == "replayed" else ""
-    if origin.source == "imported":
-        replayed = " -- IMPORTED from another tool's file, not measured by tunefarm"
     unchecked = "" if origin.checked else ", outputs not checked: the workload has no reference"
+    if origin.source == "imported":
+        replayed, unchecked = " -- IMPORTED from another tool's file, not measured by tunefarm", ""
     tools = ", ".join(f"{name} {version}" for name, version in sorted(origin.toolchain.items()))
     return [
         "",
