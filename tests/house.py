@@ -19,7 +19,10 @@ HOUSE = """
     landscape
     seams
     pack
+    pack_schema
+    pack_diff
     export
+    pack_merge
 
     spec
     spec.grammar
@@ -101,6 +104,7 @@ HOUSE = """
     runtime.ranks           torch
     runtime.kernels         torch triton
     runtime.tracing         torch
+    runtime.which
     runtime.binding
     runtime.autotuner       triton
     runtime.environment
@@ -111,6 +115,11 @@ HOUSE = """
     runtime.unmodified
     runtime.__main__
     runtime.site.sitecustomize
+
+    interop
+    interop.foreign
+    interop.moe
+    interop.autotune
 
     .
 
@@ -138,6 +147,10 @@ HOUSE = """
     cli.doctor              typer* torch triton pynvml
     cli.aa                  typer* rich
     cli.verify              typer* rich
+    cli.pack_which          typer*
+    cli.pack_diff           typer*
+    cli.pack_merge          typer*
+    cli.pack_interop        typer*
     cli.pack                typer* rich
     cli.plan                typer*
     cli.record              typer*

@@ -155,6 +155,16 @@ def test_tf_071_another_triton_is_used_and_noted_or_refused_when_strict() -> Non
     assert not listed(make_activation(make_match((0, 9)), device=make_device(num_sms=1), strict=True)).offers
 
 
+def test_imported_rows_are_used_and_noted_behind_measured_ones_or_refused_when_strict() -> None:
+    foreign, own = make_activation(make_match((0, 9)), source="imported", tag=1), make_activation(make_match((0, 9)))
+    both = replace(own, pack=Pack(tables=(*foreign.pack.tables, *own.pack.tables)))
+    found = listed(both)
+    assert [o.row.config.params["TAG"] for o in found.offers] == [0, 1]
+    assert "imported (s), not measured by tunefarm" in found.notes[0]
+    assert "imported" in listed(replace(foreign, strict=True)).refused[0]
+    assert len(listed(replace(both, strict=True)).offers) == 1
+
+
 def test_an_activation_may_name_its_device() -> None:
     activation = make_activation(make_match((0, 9)), device=make_device(arch="sm_80"))
     pretended = replace(activation, device=make_device(arch="sm_80"))

@@ -84,6 +84,15 @@ def test_tf_069_values_keep_their_types(tmp_path: Path) -> None:
     assert type(again.match.dims["k"]) is int
 
 
+def test_imported_rows_may_lack_times_and_raise_the_version(tmp_path: Path, pack: Pack) -> None:
+    untimed = replace(make_row(16, 8, 32), median_ms=None, interval_ms=None)
+    table = make_table(untimed, provenance=replace(PROVENANCE, source="imported"))
+    text = dumps(seal(Pack(tables=(table,))))
+    assert '"version": 2' in text
+    assert load_pack(written(tmp_path, text)).tables[0].rows == (untimed,)
+    assert '"version": 1' in dumps(pack)
+
+
 def test_rows_are_in_numeric_order_one_a_line(pack: Pack) -> None:
     lines = [line for line in dumps(pack).splitlines() if line.startswith('{"config"')]
     points = [json.loads(line.removesuffix(","))["measured_at"]["n"] for line in lines]
@@ -150,7 +159,11 @@ def broken(pack: Pack, place: list[str | int], value: Any) -> str:
         (["tables", 0, "rows", 0, "match", "dtypes", "x"], 16, r"match\.dtypes\.x"),
         (["tables", 0, "rows", 0, "median_ms"], "fast", r"rows\[0\]\.median_ms"),
         (["tables", 0, "rows", 0, "median_ms"], True, r"rows\[0\]\.median_ms"),
+        (["tables", 0, "rows", 0, "median_ms"], None, r"rows\[0\]: has no time"),
+        (["tables", 0, "rows", 0, "interval_ms"], None, r"rows\[0\]: has no time"),
         (["tables", 0, "device", "num_sms"], "many", r"device\.num_sms"),
+        (["tables", 0, "device", "bandwidth_gbps"], "fast", r"device\.bandwidth_gbps"),
+        (["tables", 0, "device", "live"], 1, r"device\.live"),
         (["tables", 0, "provenance", "source"], "guessed", r"provenance\.source"),
         (["tables", 0, "provenance", "toolchain"], None, r"provenance\.toolchain"),
     ],
@@ -180,8 +193,8 @@ def test_tf_090_damaged_files(tmp_path: Path, pack: Pack) -> None:
 
 
 def test_other_versions_are_refused(tmp_path: Path, pack: Pack) -> None:
-    for version in (2, "1", None):
-        with pytest.raises(PackError, match=r"version .* this release reads 1"):
+    for version in (3, 0, "1", None, True, 1.0):
+        with pytest.raises(PackError, match=r"version .* this release reads 1 and 2"):
             load_pack(written(tmp_path, broken(pack, ["version"], version)))
 
 

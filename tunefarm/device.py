@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from tunefarm.errors import SpecError
+from tunefarm.errors import SpecError, UserError
+
+_FORM = re.compile(r"NVIDIA|AMD|SXM[0-9]*|PCI-?E|HBM[0-9]e?|[0-9]+GB", re.IGNORECASE)
+"""Words of a device's name that say who made it and in which form it comes."""
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -57,6 +60,12 @@ class Device:
         """The arch as Triton's `GPUTarget` takes it: 90 for sm_90."""
         major, minor = self.capability
         return 10 * major + minor
+
+    @property
+    def short_name(self) -> str:
+        """The name without vendor and form: `H100` for `NVIDIA H100 80GB HBM3`; `H200 NVL` stays, another device."""
+        words = re.split(r"[ _]|-(?=SXM|PCI|[0-9]+GB)", self.name)
+        return " ".join(word for word in words if not _FORM.fullmatch(word))
 
     @property
     def key(self) -> str:
@@ -128,3 +137,34 @@ def nominal(arch: str) -> Device:
         raise SpecError(
             f"unknown device arch {arch!r}", hint=f"builds can be made for {', '.join(sorted(NOMINAL))}"
         ) from None
+
+
+def named(text: str, known: Sequence[Device] = ()) -> Device:
+    """The device that somebody means.
+
+    Args:
+        text: its name, its name without vendor and form (`H100`), its key, or an arch, which stands for the nominal
+            device of that arch. No name is cut short: `H20` is no `H200`.
+        known: devices of which more is known than of the nominal ones.
+
+    Raises:
+        UserError: there is none, or more than one.
+    """
+    devices = {device.key: device for device in (*NOMINAL.values(), *known)}
+    if text in NOMINAL:
+        return devices[NOMINAL[text].key]
+    wanted = _plain(text)
+    for spelling in ("key", "name", "short_name"):
+        found = [device for device in devices.values() if _plain(getattr(device, spelling)) == wanted]
+        if len(found) > 1:
+            keys = ", ".join(repr(device.key) for device in found)
+            raise UserError(f"device {text!r} is more than one: {keys}", hint="name one of them so")
+        if found:
+            return found[0]
+    names = ", ".join(sorted({repr(device.name) for device in devices.values()} | {repr(arch) for arch in NOMINAL}))
+    raise UserError(f"device {text!r} is not known", hint=f"known are {names}")
+
+
+def _plain(name: str) -> str:
+    # Tools that make file names of devices replace what is no letter or digit.
+    return re.sub(r"[^0-9a-z]+", " ", name.casefold())

@@ -102,13 +102,14 @@ def read_text(path: Path, *, error: type[DocumentError] = DocumentError, max_byt
         raise error(f"is not UTF-8 text (byte {e.start})", file=str(path), hint="save it as UTF-8") from None
 
 
-def parse_json(text: str, *, where: str, error: type[DocumentError] = DocumentError) -> Any:
+def parse_json(text: str, *, where: str, error: type[DocumentError] = DocumentError, infinities: bool = False) -> Any:
     """JSON with the traps closed: no duplicate keys, no NaN, no nesting beyond `MAX_DEPTH`.
 
     Args:
         text: the JSON text.
         where: file name (and line) for messages.
         error: the exception to raise.
+        infinities: `Infinity` is a number, as Python's json writes it into files of other tools.
 
     Raises:
         error: the text is not such JSON.
@@ -117,6 +118,8 @@ def parse_json(text: str, *, where: str, error: type[DocumentError] = DocumentEr
         raise error(f"is nested deeper than {MAX_DEPTH} levels", file=where)
 
     def refuse(name: str) -> Any:
+        if infinities and name != "NaN":
+            return float(name)
         raise ValueError(f"{name} is not a JSON number")
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -6,6 +6,7 @@
        "config": {"params": {...}, "options": {...}}, "median_ms", "interval_ms", "default", "default_ms", "gain",
        "margin"}]}]}
 
+A pack with imported rows says version 2, so that releases that do not know such rows refuse it and say why.
 Rows stand one a line and sorted, so that a pack reads well in the diff of a pull request. Data only: reading a pack
 runs nothing and opens no other file.
 """
@@ -13,7 +14,7 @@ runs nothing and opens no other file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeAlias
@@ -24,14 +25,17 @@ from tunefarm.document import digest, one_row_a_line, parse_json, read_text
 from tunefarm.errors import PackError, UserError
 from tunefarm.frozen import FrozenMap
 
-FORMAT, VERSION = "tunefarm-pack", 1
+FORMAT, VERSIONS = "tunefarm-pack", (1, 2)
 MAX_BYTES = 64 << 20
 
 Bounds: TypeAlias = tuple[int, int]
 """(lo, hi]: the integers above lo up to hi."""
 
-SOURCES = ("measured", "replayed")
+SOURCES = ("measured", "replayed", "imported")
+"""The better proven first."""
+
 _SCALAR = (bool, int, float, str, NoneType)
+_KINDS: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (float, int), "bool": bool}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +75,8 @@ class Row:
         match: the calls it is for.
         measured_at: the dims of the problem that was measured; with the dtypes and facts of `match` its identity.
         config: what to use.
-        median_ms: in the finals.
-        interval_ms: 95 % interval of the median.
+        median_ms: in the finals; None where an imported file does not say.
+        interval_ms: 95 % interval of the median; None where an imported file does not say.
         default: the config used without tuning, or None.
         default_ms: its median in the same finals, or None.
         gain: default_ms / median_ms, or None.
@@ -82,8 +86,8 @@ class Row:
     match: Match
     measured_at: FrozenMap[Value]
     config: Config
-    median_ms: float
-    interval_ms: tuple[float, float]
+    median_ms: float | None
+    interval_ms: tuple[float, float] | None
     default: Config | None = None
     default_ms: float | None = None
     gain: float | None = None
@@ -104,7 +108,7 @@ class Provenance:
         experiment: digest of the experiment as it was swept.
         toolchain: versions of torch, triton, python, driver under which the times were taken.
         timer: how they were taken.
-        source: `measured` or `replayed`.
+        source: `measured`, `replayed`, or `imported` from another tool's file.
         tunefarm: the release that wrote them.
         created: ISO date.
         checked: the winners' outputs were compared with a reference's. A pack says so only where they were not.
@@ -178,8 +182,8 @@ def seal(pack: Pack) -> Pack:
 
 def _seal_table(table: Table) -> Table:
     rows = tuple(sorted(table.rows, key=_row_order))
-    table = replace(table, rows=rows, key=digest(_plain(table.key_parts)), digest="")
-    return replace(table, digest=digest([_table_head(table), [_plain(row) for row in rows]]))
+    table = replace(table, rows=rows, key=digest(plain(table.key_parts)), digest="")
+    return replace(table, digest=digest([_table_head(table), [plain(row) for row in rows]]))
 
 
 def _row_order(row: Row) -> tuple[Any, ...]:
@@ -198,27 +202,29 @@ def _row_order(row: Row) -> tuple[Any, ...]:
 def dumps(pack: Pack) -> str:
     """The text of a sealed pack: equal packs give equal bytes."""
     tables = ",\n".join(
-        one_row_a_line({**_table_head(t), "digest": t.digest}, [_plain(r) for r in t.rows], "rows").rstrip()
+        one_row_a_line({**_table_head(t), "digest": t.digest}, [plain(r) for r in t.rows], "rows").rstrip()
         for t in pack.tables
     )
-    return f'{{"format": "{FORMAT}", "version": {VERSION},\n"digest": "{pack.digest}",\n"tables": [\n{tables}\n]}}\n'
+    version = VERSIONS[1] if "imported" in pack.sources else VERSIONS[0]
+    return f'{{"format": "{FORMAT}", "version": {version},\n"digest": "{pack.digest}",\n"tables": [\n{tables}\n]}}\n'
 
 
 def _table_head(table: Table) -> dict[str, Any]:
     names = ("kernel", "source_hash", "device", "key", "key_parts", "provenance")
-    return {name: _plain(getattr(table, name)) for name in names}
+    return {name: plain(getattr(table, name)) for name in names}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A part of a pack as the JSON that stands in the file."""
     if isinstance(value, Config | Device):
         return value.to_json()
     if isinstance(value, Provenance) and value.checked:
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.name != "checked"}
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.name != "checked"}
     if isinstance(value, Row | Match | Provenance):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, tuple | list) else value
+        return {k: plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, tuple | list) else value
 
 
 def load_pack(path: Path | str) -> Pack:
@@ -243,9 +249,11 @@ def parse_pack(text: str, *, where: str) -> Pack:
     data = parse_json(text, where=where, error=PackError)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise PackError("is not a tunefarm pack", file=where, hint="packs are written by `tunefarm sweep`")
-    if data.get("version") != VERSION:
-        hint = "update tunefarm" if isinstance(data.get("version"), int) else "export it again"
-        raise PackError(f"has version {data.get('version')!r}, this release reads {VERSION}", file=where, hint=hint)
+    version = data.get("version")
+    if type(version) is not int or version not in VERSIONS:
+        hint = "update tunefarm" if isinstance(version, int) else "export it again"
+        reads = " and ".join(map(str, VERSIONS))
+        raise PackError(f"has version {version!r}, this release reads {reads}", file=where, hint=hint)
     read = _Reader(where)
     pack = Pack(
         tables=tuple(
@@ -286,7 +294,7 @@ class _Reader:
 
     def checked(self, value: Any, kind: type | tuple[type, ...], at: str) -> Any:
         # A bool is an int to isinstance, and never one in a pack.
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not _SCALAR):
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind not in (bool, _SCALAR)):
             raise self.error(at, f"is of the wrong type ({type(value).__name__})")
         return value
 
@@ -320,8 +328,9 @@ class _Reader:
 
 def _read_table(read: _Reader, data: Any, at: str) -> Table:
     device = read.get(data, "device", dict, at)
-    for name, kind in (("arch", str), ("name", str), ("num_sms", int), ("shared_bytes", int)):
-        read.get(device, name, kind, f"{at}.device")
+    for part in fields(Device):
+        if part.name in device or part.default is MISSING:
+            read.get(device, part.name, _KINDS[str(part.type)], f"{at}.device")
     origin = read.get(data, "provenance", dict, at)
     place = f"{at}.provenance"
     names = ("sweep", "experiment", "timer", "source", "tunefarm", "created")
@@ -334,15 +343,17 @@ def _read_table(read: _Reader, data: Any, at: str) -> Table:
     if provenance.source not in SOURCES:
         raise read.error(f"{place}.source", f"is {provenance.source!r}, not one of {', '.join(SOURCES)}")
     key_parts = read.get(data, "key_parts", dict, at)
+    rows = tuple(_read_row(read, row, f"{at}.rows[{i}]") for i, row in enumerate(read.get(data, "rows", list, at)))
+    untimed = next((i for i, row in enumerate(rows) if row.median_ms is None or row.interval_ms is None), None)
+    if untimed is not None and provenance.source != "imported":
+        raise read.error(f"{at}.rows[{untimed}]", "has no time or interval, which only imported rows may lack")
     return Table(
         kernel=read.get(data, "kernel", str, at),
         source_hash=read.get(data, "source_hash", str, at),
         device=Device.from_json(device),
         key_parts=FrozenMap({k: FrozenMap(v) if isinstance(v, dict) else v for k, v in key_parts.items()}),
         provenance=provenance,
-        rows=tuple(
-            _read_row(read, row, f"{at}.rows[{i}]") for i, row in enumerate(read.get(data, "rows", list, at))
-        ),
+        rows=rows,
         key=read.get(data, "key", str, at),
         digest=read.get(data, "digest", str, at),
     )  # fmt: skip
@@ -357,6 +368,7 @@ def _read_row(read: _Reader, data: Any, at: str) -> Row:
         else:
             dims[name] = read.scalar(value, f"{at}.match.dims.{name}")
     default = read.get(data, "default", (dict, NoneType), at)
+    interval = read.get(data, "interval_ms", (list, NoneType), at)
     return Row(
         match=Match(
             dims=FrozenMap(dims),
@@ -365,8 +377,8 @@ def _read_row(read: _Reader, data: Any, at: str) -> Row:
         ),
         measured_at=read.scalars(data, "measured_at", at),
         config=read.config(read.get(data, "config", dict, at), f"{at}.config"),
-        median_ms=read.get(data, "median_ms", (float, int), at),
-        interval_ms=read.pair(read.get(data, "interval_ms", list, at), (float, int), f"{at}.interval_ms"),
+        median_ms=read.get(data, "median_ms", (float, int, NoneType), at),
+        interval_ms=None if interval is None else read.pair(interval, (float, int), f"{at}.interval_ms"),
         default=None if default is None else read.config(default, f"{at}.default"),
         **{name: read.get(data, name, (float, int, NoneType), at) for name in ("default_ms", "gain", "margin")},
     )

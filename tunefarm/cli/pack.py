@@ -8,16 +8,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tunefarm.cli.pack_diff import diff
+from tunefarm.cli.pack_interop import export_pack, import_pack
+from tunefarm.cli.pack_merge import merge, merge_driver
+from tunefarm.cli.pack_which import which
 from tunefarm.cli.terminal import console, time_text
 from tunefarm.cli.verify import verify
 from tunefarm.config import counted
 from tunefarm.pack import Row, Table, load_pack
+from tunefarm.pack_schema import pack_schema
 
 if TYPE_CHECKING:
     from rich.table import Table as Grid
 
 app = typer.Typer(help="Look into config packs.", no_args_is_help=True)
 app.command()(verify)
+app.command()(which)
+app.command()(diff)
+app.command()(merge)
+app.command()(merge_driver)
+app.command("import")(import_pack)
+app.command("export")(export_pack)
 
 
 @app.callback()
@@ -44,10 +55,21 @@ def show(
         out.print(_grid(table.rows))
 
 
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of packs.
+
+    Example: tunefarm pack schema > pack.schema.json
+    """
+    typer.echo(json.dumps(pack_schema(), indent=1))
+
+
 def _heading(table: Table) -> list[str]:
     origin, device = table.provenance, table.device
     replayed = " -- REPLAYED from a landscape, not measured by this sweep" if origin.source == "replayed" else ""
     unchecked = "" if origin.checked else ", outputs not checked: the workload has no reference"
+    if origin.source == "imported":
+        replayed, unchecked = " -- IMPORTED from another tool's file, not measured by tunefarm", ""
     tools = ", ".join(f"{name} {version}" for name, version in sorted(origin.toolchain.items()))
     return [
         "",
@@ -70,7 +92,7 @@ def _grid(rows: tuple[Row, ...]) -> Grid:
             row.match.label.replace("[", r"\["),
             str(row.config),
             time_text(row.median_ms),
-            time_text(row.default_ms) if row.default_ms is not None else "n/a",
+            time_text(row.default_ms),
             f"{row.gain:.2f}x" if row.gain is not None else "n/a",
             f"{row.margin:.1%}" if row.margin is not None else "n/a",
         )

@@ -92,8 +92,10 @@ def _histogram(result: StudyResult) -> str:
     return "".join(f"\n    {count}x {f.stage}: {f.kind}: {f.message}" for f, count in told)
 
 
-def time_text(ms: float) -> str:
+def time_text(ms: float | None) -> str:
     """A duration for people."""
+    if ms is None:
+        return "n/a"
     return f"{ms * 1000:.1f} us" if ms < 1 else f"{ms:.3f} ms"
 
 
@@ -136,7 +138,7 @@ def _cells(result: StudyResult) -> dict[str, str]:
     rate = f"{rates['tbps']:.2f} TB/s" if "tbps" in rates else ""
     return {
         "time": time_text(winner.median_ms),
-        "default": time_text(winner.default_ms) if winner.default_ms is not None else "n/a",
+        "default": time_text(winner.default_ms),
         "gain": f"{winner.gain:.2f}x" if winner.gain is not None else "n/a",
         "reference": time_text(result.reference_ms) if result.reference_ms is not None else "",
         "rate": f"{rates['tflops']:.0f} TFLOP/s" if "tflops" in rates else rate,

@@ -117,7 +117,7 @@ def shortlist(
         device: where the call runs; an activation may name another.
         triton: version of Triton here.
     """
-    found: list[tuple[tuple[int, bool, int], Offer]] = []
+    found: list[tuple[tuple[int, bool, int, bool], Offer]] = []
     refused: list[str] = []
     notes: list[str] = []
     for age, activation in enumerate(reversed(activations)):
@@ -127,6 +127,8 @@ def shortlist(
             step = step_of(table.device, activation.device or device)
             where = f"{activation.label}: {kernel} on {table.device.name}"
             other_triton = table.key_parts.get("triton") != triton
+            imported = table.provenance.source == "imported"
+            foreign = f"{where}: imported ({table.provenance.sweep}), not measured by tunefarm"
             differs = f"{where}: tuned under Triton {table.key_parts.get('triton')}, here is {triton}"
             if step is None:
                 refused.append(f"{where}: tuned for {table.device.arch}, here is {(activation.device or device).arch}")
@@ -139,11 +141,13 @@ def shortlist(
                 refused.append(f"{where}: its times were replayed from a landscape; allow_replayed=True uses them")
             elif other_triton and activation.strict:
                 refused.append(differs)
+            elif imported and activation.strict:
+                refused.append(foreign)
             elif step is Step.ARCH and activation.strict:
                 refused.append(f"{where}: tuned on another device of the same arch, here is {device.name}")
             else:
-                notes += [differs] if other_triton else []
-                order = list(Step).index(step), other_triton, age
+                notes += [*([differs] if other_triton else []), *([foreign] if imported else [])]
+                order = list(Step).index(step), other_triton, age, imported
                 found += [(order, Offer(row=r, step=step, table=table, activation=activation)) for r in table.rows]
     found.sort(key=lambda pair: pair[0])
     offers = [offer for _, offer in found]

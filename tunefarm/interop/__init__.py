@@ -1,0 +1,1 @@
+"""Other tools' tables of configs, in and out."""
