@@ -107,7 +107,7 @@ def main(meeting: str, rank: str, num_ranks: str, brief_s: str) -> None:
         try:
             group = groups[arguments.pop("group", "true")]
             source = packs.load_pack(arguments.pop("source")) if deaf else arguments.pop("source")
-            packs.VERSION = 0 if deaf else 1
+            packs.VERSIONS = (8, 9) if deaf else (1, 2)
             try:
                 pack = tunefarm.activate(source, device=SM_90, group=group, **arguments)
             finally:

@@ -129,7 +129,7 @@ def test_a_pack_that_one_rank_cannot_read_is_taken_by_none(world: World, files: 
     asked = {"source": files["new"], "on_disagreement": "rank0"}, {"source": files["old"], "on_disagreement": "rank0"}
     error = only(world.activate(asked[0], {**asked[1], "deaf": True}, *others), "error")
     assert error.startswith("PackError: rank 0's pack cannot be taken by all ranks: rank")
-    assert f"rank 1: {files['new']} of rank 0: has version 1, this release reads 0" in error
+    assert f"rank 1: {files['new']} of rank 0: has version 1, this release reads 8 and 9" in error
 
 
 def test_without_a_pack_on_rank_0_nobody_has_one(world: World, files: dict[str, str]) -> None:
