@@ -31,9 +31,8 @@ def take_up(wish: Wishes) -> None:
         TunefarmError: a source is not there, or cannot be used on these terms.
     """
     for source in wish.packs:
-        activate(
-            source, on_miss=wish.on_miss or "stock", strict=wish.strict, allow_replayed=wish.allow_replayed
-        )  # fmt: skip
+        on_miss = wish.on_miss or "stock"
+        activate(source, on_miss=on_miss, strict=wish.strict, allow_replayed=wish.allow_replayed)
     if ACTIVE.activations:
         adopt_as_made()
 
