@@ -6,7 +6,6 @@ import contextlib
 import enum
 import importlib.util
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,6 @@ from tunefarm.spec.experiment import Experiment, Resolved, load_experiment, reso
 from tunefarm.spec.workload import WorkloadRef
 
 if TYPE_CHECKING:
-    from tunefarm.fleet.ray import Cluster
     from tunefarm.pasts import Story
     from tunefarm.plan import PlannedStudy
 
@@ -71,21 +69,6 @@ def import_experiment(experiment: Experiment) -> Resolved:
     return resolve(experiment, launch_options(), triton_version())
 
 
-@contextlib.contextmanager
-def cluster_ahead(kind: FleetKind, address: str | None, *, use_gpus: bool) -> Iterator[Cluster | None]:
-    """A local Ray cluster that starts while PyTorch is loaded, and is gone in the end.
-
-    None where the fleet needs no such cluster, or PyTorch is loaded already: then there is nothing to do meanwhile.
-    """
-    if kind is not FleetKind.RAY or address or "torch" in sys.modules:
-        yield None
-        return
-    from tunefarm.fleet.ray import Cluster
-
-    with contextlib.closing(Cluster(use_gpus=use_gpus)) as cluster:
-        yield cluster
-
-
 def has_gpu() -> bool:
     """Whether this machine has a CUDA device; creates no context on it."""
     import torch
@@ -113,7 +96,6 @@ def open_fleet(
     use_gpu: bool,
     builders: int | None,
     ref: WorkloadRef | None = None,
-    cluster: Cluster | None = None,
 ) -> Fleet:
     """Starts the fleet.
 
@@ -123,7 +105,6 @@ def open_fleet(
         use_gpu: whether measuring workers hold GPUs, or replay.
         builders: build workers; None for one a CPU.
         ref: where the workload is found that it will serve, if that is known.
-        cluster: the local Ray cluster, if it was started already.
 
     Raises:
         InfrastructureError: it cannot be started.
@@ -133,8 +114,8 @@ def open_fleet(
         from tunefarm.fleet.ray import RayFleet
 
         if not use_gpu:
-            return RayFleet(address, cluster=cluster, num_builders=builders)
-        return RayFleet(address, cluster=cluster, probe=probe, warm=warm, num_builders=builders)
+            return RayFleet(address, num_builders=builders)
+        return RayFleet(address, probe=probe, warm=warm, num_builders=builders)
     from tunefarm.fleet.inline import InlineFleet
 
     if not use_gpu:

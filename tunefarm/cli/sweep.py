@@ -75,22 +75,17 @@ def sweep(
     written = load_experiment(experiment)
     uri, path = opening.tracking_uri(tracking, written), sweeps / written.name / "ledger.jsonl"
     storage = opening.optuna_storage(optuna_storage, written, uri)
+    order = _Order(
+        resolved=opening.import_experiment(written), meter=meter, fresh=fresh, ledger=path, store=store_folder(),
+        tracking=uri, optuna_storage=storage,
+    )  # fmt: skip
+    use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
+    planned = _plan(order, [], complete=not use_gpu)
+    known = opening.read_known(order.resolved)  # what cannot be read is said before any work
     try:
-        with (
-            Progress(quiet=quiet or as_json) as progress,
-            opening.cluster_ahead(fleet, address, use_gpus=meter is not MeterKind.REPLAY) as cluster,
-        ):
-            order = _Order(
-                resolved=opening.import_experiment(written), meter=meter, fresh=fresh, ledger=path,
-                store=store_folder(), tracking=uri, optuna_storage=storage,
-            )  # fmt: skip
-            use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
-            planned = _plan(order, [], complete=not use_gpu)
-            known = opening.read_known(order.resolved)  # what cannot be read is said before any work
+        with Progress(quiet=quiet or as_json) as progress:
             progress.say(f"starting the fleet ({fleet.value})")
-            workers = opening.open_fleet(
-                fleet, address, use_gpu=use_gpu, builders=builders, ref=written.ref, cluster=cluster
-            )
+            workers = opening.open_fleet(fleet, address, use_gpu=use_gpu, builders=builders, ref=written.ref)
             try:
                 if use_gpu:
                     planned = _plan(order, opening.live_devices(workers), complete=True)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
 import threading
@@ -136,49 +137,6 @@ class RayProcess:
         self._is_up = True
 
 
-class Cluster:
-    """A Ray cluster of this machine that starts while the driver loads what it needs itself: both take seconds.
-
-    A thread starts it, and lives as long: Ray's processes end with the thread that started them. Whoever opens a fleet
-    in it meets what went wrong.
-
-    Args:
-        use_gpus: whether it is to offer the machine's GPUs.
-    """
-
-    def __init__(self, *, use_gpus: bool) -> None:
-        self._owned: Future[bool] = Future()
-        self._over = threading.Event()
-        threading.Thread(target=self._begin, args=(use_gpus,), name="ray", daemon=True).start()
-
-    def _begin(self, use_gpus: bool) -> None:
-        try:
-            self._owned.set_result(_connect(None, use_gpus=use_gpus))
-        except BaseException as error:
-            self._owned.set_exception(error)
-            return
-        self._over.wait()
-        if self._owned.result():
-            import ray
-
-            ray.shutdown()
-
-    def join(self) -> bool:
-        """Waits until it is there; whether it was started here, and not by somebody in this process before.
-
-        Raises:
-            InfrastructureError: it could not be started.
-        """
-        return self._owned.result()
-
-    def close(self) -> None:
-        """Ends it if it was started here and no fleet has ended it; does not wait for that. May be called twice.
-
-        Whoever made a mistake is not to wait for a start and an end to hear of it.
-        """
-        self._over.set()
-
-
 class RayFleet:
     """Build workers on the CPUs of a cluster, and one measuring worker per GPU or some that replay.
 
@@ -190,7 +148,6 @@ class RayFleet:
     Args:
         address: of a running cluster; None for a local one. If this process has joined a cluster already, that
             is used and left running.
-        cluster: the local one, if it was started already.
         probe: run on each measuring worker, which then holds one GPU, to learn its device. None for measuring
             workers that replay, and hold none.
         warm: per role, what is run on each worker as soon as it is there, and on a spare beside each measuring
@@ -209,7 +166,6 @@ class RayFleet:
         self,
         address: str | None = None,
         *,
-        cluster: Cluster | None = None,
         probe: Callable[[], Device] | None = None,
         warm: Mapping[str, Callable[[], None]] | None = None,
         num_measure: int | None = None,
@@ -220,7 +176,7 @@ class RayFleet:
         self._posts: dict[str, Post] = {}
         self._startup_s = startup_s
         self._warm = warm or {}
-        self._owns_cluster = cluster.join() if cluster else _connect(address, use_gpus=probe is not None)
+        self._owns_cluster = _connect(address, use_gpus=probe is not None)
         try:
             num_cpus, num_gpus = _capacity(startup_s)
             if probe is None:
@@ -319,10 +275,14 @@ def _connect(address: str | None, *, use_gpus: bool) -> bool:
         }
     # `log_to_driver` does not cover Ray's own words on dead workers, which would go to standard output.
     ray._private.worker._worker_logs_enabled = False
+    asked_to_end = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise InfrastructureError(f"no Ray cluster at {address or 'this machine'}: {error}") from error
+    if threading.current_thread() is threading.main_thread():
+        # What happens when this process is asked to end is its own matter: Ray's answer prints a stack, and aborts.
+        signal.signal(signal.SIGTERM, asked_to_end)
     return address is None
 
 
