@@ -210,12 +210,12 @@ def test_a_database_of_some_other_program_is_refused(tmp_path: Path) -> None:
         check_storage(f"sqlite:///{tmp_path}/other.db")
 
 
-def test_optunas_own_database_is_welcome_again_and_so_is_a_file_that_nobody_can_judge(tmp_path: Path) -> None:
+def test_optunas_own_database_is_welcome_again_and_so_is_a_damaged_one_until_it_is_written_to(tmp_path: Path) -> None:
     mirror(f"sqlite:///{tmp_path}/optuna.db", trials(1))
     check_storage(f"sqlite:///{tmp_path}/optuna.db")
-    (tmp_path / "notes.db").write_text("no database, which Optuna says at the end\n" * 99)
-    check_storage(f"sqlite:///{tmp_path}/notes.db")
-    (notice,) = mirror(f"sqlite:///{tmp_path}/notes.db", trials(1))
+    (tmp_path / "torn.db").write_bytes(b"SQLite format 3\0" + b"and then nothing of the kind\n" * 99)
+    check_storage(f"sqlite:///{tmp_path}/torn.db")
+    (notice,) = mirror(f"sqlite:///{tmp_path}/torn.db", trials(1))
     assert "file is not a database" in notice
 
 
@@ -260,3 +260,23 @@ def test_postgres_is_a_storage_like_any_other(postgres: str) -> None:
     (notice,) = mirror(postgres, trials(), owner=replace(OWNER, edition="2"))
     assert f"{NAME} (2)" in notice
     assert "hunter2" not in notice
+
+
+@pytest.mark.parametrize("form", ["journal:{}", "sqlite:///{}"])
+@pytest.mark.parametrize(
+    "text", ['{"precious": true}', '{"a": 1,\n "b": 2}', "a, b\n1, 2\n", '{"event": "epoch"}\n{"ev']
+)
+def test_a_file_of_somebody_s_is_refused_and_stays_as_it_is(tmp_path: Path, form: str, text: str) -> None:
+    """A journal is cut back to its last whole line, so it must be known for one first."""
+    path = tmp_path / "theirs.json"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=r"theirs\.json is no (Optuna journal|SQLite database) \(name another file"):
+        check_storage(form.format(path))
+    mirror(form.format(path), trials())  # It came to lie there after the check.
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("form", ["journal:{}", "sqlite:///{}"])
+def test_a_folder_is_no_storage(tmp_path: Path, form: str) -> None:
+    with pytest.raises(SpecError, match=r"is a folder \(name another file"):
+        check_storage(form.format(tmp_path))

@@ -147,10 +147,13 @@ def require_meter(experiment: Experiment, targets: Sequence[Target]) -> None:
     """
     if not any(target.meter for target in targets):
         archs = ", ".join(dict.fromkeys(target.device.arch for target in targets))
+        named = any(device.landscape for device in experiment.devices)
         raise experiment.error(
             "devices",
-            f"nothing to measure with: no GPU of {archs} here, and no landscape is named",
-            "run on such a GPU, or give an entry `landscape: FILE` recorded with `tunefarm record`",
+            f"nothing to measure with: no GPU of {archs} here, and "
+            + ("the landscapes named are not to be replayed" if named else "no landscape is named"),
+            "run on such a GPU, or "
+            + ("leave out --meter gpu" if named else "give an entry `landscape: FILE` recorded with `tunefarm record`"),
         )
 
 

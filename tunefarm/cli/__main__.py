@@ -12,13 +12,15 @@ from tunefarm.errors import TunefarmError
 
 def main() -> None:
     """Runs the command line."""
+    # A scheduler that wants its machine back is as good as a pressed key: what was measured is kept, and MLflow told.
+    signal.signal(signal.SIGTERM, _stop)
     try:
         from tunefarm.cli.app import app
+    except KeyboardInterrupt:
+        sys.exit(130)
     except ModuleNotFoundError as e:
         print(f"error: {e.name} is not installed (pip install 'tunefarm[client]')", file=sys.stderr)
         sys.exit(2)
-    # A scheduler that wants its machine back is as good as a pressed key: what was measured is kept, and MLflow told.
-    signal.signal(signal.SIGTERM, _stop)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         app()

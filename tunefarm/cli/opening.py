@@ -206,9 +206,16 @@ def read_known(resolved: Resolved) -> dict[Path, list[Story]]:
     """
     from tunefarm.pasts import read_stories
 
-    kernel = resolved.workload.signature.kernel
-    distinct = dict.fromkeys(file.resolve() for file in resolved.experiment.search.learn_from)
-    return {file: read_stories(file, kernel) for file in distinct}
+    known: dict[Path, list[Story]] = {}
+    for number, file in enumerate(resolved.experiment.search.learn_from):
+        try:
+            if file.exists() and not file.is_file():
+                raise UserError("is no file", file=str(file))
+            known.setdefault(file.resolve(), read_stories(file.resolve(), resolved.workload.signature.kernel))
+        except UserError as e:
+            message, hint = f"{file}: {e.args[0]}", e.hint or "name a ledger or landscape of this kernel that is there"
+            raise resolved.experiment.error(f"search.learn_from[{number}]", message, hint) from None
+    return known
 
 
 def optuna_storage(flag: str | None, experiment: Experiment, tracking: str = "") -> str:

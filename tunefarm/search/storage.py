@@ -27,8 +27,10 @@ def check_storage(storage: str) -> None:
             another program's.
     """
     if storage.startswith(JOURNAL):
-        if not storage.removeprefix(JOURNAL).strip():
+        file = storage.removeprefix(JOURNAL).strip()
+        if not file:
             raise SpecError("names no file", key=KEY, hint=f"write {FORMS}")
+        _check_kind(storage, Path(file), b'{"op_code"', "no Optuna journal")
         return
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
@@ -55,12 +57,27 @@ def _check_file(storage: str, path: Path) -> None:
 
     if fault := sqlite_fault(storage):
         raise SpecError(f"{public(storage)}: {fault}", key=KEY, hint=f"write {FORMS}")
+    _check_kind(storage, path, b"SQLite format 3\0", "no SQLite database")
     if path.is_file():
         # Immutable: no lock is waited for, and none is left beside the file.
         query = {"mode": "ro", "immutable": "1", "uri": "true"}
         with contextlib.suppress(SQLAlchemyError):  # who is to write to it will meet the same, and say so
             if owner := _stranger(URL.create("sqlite", database=f"file:{quote(str(path.absolute()))}", query=query)):
                 raise SpecError(f"{public(storage)} {owner}", key=KEY, hint="name another file")
+
+
+def _check_kind(storage: str, path: Path, magic: bytes, other: str) -> None:
+    """Refuses a folder, and a file that begins otherwise than Optuna's would: it is somebody's, and stays as it is.
+
+    What cannot be read now is met again, and told, when it is to be written to.
+    """
+    head = b""
+    if path.is_file():
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            head = file.read(len(magic))
+    if path.is_dir() or (path.exists() and not path.is_file()) or (head and not magic.startswith(head)):
+        what = "a folder" if path.is_dir() else other
+        raise SpecError(f"{public(storage)} is {what}", key=KEY, hint="name another file, or one that is not there yet")
 
 
 def _stranger(url: Any, **connect_args: Any) -> str:
@@ -124,7 +141,7 @@ def _drop_torn_line(path: Path, lock: optuna.storages.journal.JournalFileSymlink
     try:
         with path.open("rb+") as journal:
             lines = journal.read()
-            if lines and not lines.startswith(b"{"):
+            if lines and not lines.startswith(b'{"op_code"'[: len(lines)]):
                 raise ValueError(f"{path.name} is no Optuna journal: name another file, or remove it")
             journal.truncate(lines.rfind(b"\n") + 1)
     finally:
