@@ -80,8 +80,8 @@ def sweep(
         tracking=uri, optuna_storage=storage,
     )  # fmt: skip
     use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
-    planned = _plan(order, [], complete=not use_gpu)
     known = opening.read_known(order.resolved)  # what cannot be read is said before any work
+    planned = _plan(order, [], complete=not use_gpu)
     try:
         with Progress(quiet=quiet or as_json) as progress:
             progress.say(f"starting the fleet ({fleet.value})")
