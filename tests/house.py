@@ -146,7 +146,7 @@ HOUSE = """
     cli.opening             torch triton
     cli.doctor              typer* torch triton pynvml
     cli.aa                  typer* rich
-    cli.verify              typer* rich
+    cli.pack_verify         typer* rich
     cli.pack_which          typer*
     cli.pack_diff           typer*
     cli.pack_merge          typer*

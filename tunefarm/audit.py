@@ -21,7 +21,7 @@ from tunefarm.errands import Errands
 from tunefarm.errors import SpecError
 from tunefarm.export import match_of
 from tunefarm.pack import Row, Table
-from tunefarm.plan import Call, located
+from tunefarm.plan import Call, empty_reason, located
 from tunefarm.source import source_hash
 from tunefarm.spec.experiment import Resolved
 from tunefarm.trial import Build, describe
@@ -97,12 +97,16 @@ class _Pending:
 def _looked_up(table: Table, errands: Sequence[Errands]) -> Iterator[Finding | _Pending]:
     """The rows of a table that can be compiled, and findings about what cannot."""
     named = [e for e in errands if e.resolved.workload.signature.kernel == table.kernel]
-    sources = {source_hash(e.resolved.workload.kernel): e.resolved for e in reversed(named)}
+    hashes = [source_hash(e.resolved.workload.kernel) for e in named]
     if not named:
         others = sorted({e.resolved.workload.signature.kernel for e in errands})
         yield Finding(table=table, reason=f"no experiment given launches this kernel; they launch {', '.join(others)}")
-    elif table.source_hash not in sources:
-        here = ", ".join(f"{source[:12]} ({r.experiment.path})" for source, r in sources.items())
+    elif table.source_hash not in hashes:
+        # Of several experiments with one source the first is named.
+        sources = {
+            source: e.resolved.experiment.path for source, e in zip(reversed(hashes), reversed(named), strict=True)
+        }
+        here = ", ".join(f"{source[:12]} ({path})" for source, path in sources.items())
         yield Finding(
             table=table,
             reason=f"the kernel's source has changed: tuned {table.source_hash[:12]}, here is {here}; sweep it again",
@@ -110,7 +114,7 @@ def _looked_up(table: Table, errands: Sequence[Errands]) -> Iterator[Finding | _
     elif table.device.vendor != "nvidia" or not table.device.target:
         yield Finding(table=table, reason=f"builds are made for NVIDIA's archs only, not for {table.device.arch}")
     else:
-        same = [e for e in named if source_hash(e.resolved.workload.kernel) == table.source_hash]
+        same = [e for e, source in zip(named, hashes, strict=True) if source == table.source_hash]
         calls = [(call, e) for e in same for call in _calls(e.resolved, table.device)]
         yield from (_row(table, row, calls) for row in table.rows)
 
@@ -140,10 +144,9 @@ def _calls(resolved: Resolved, device: Device) -> Iterator[Call]:
     workload = resolved.workload
     for spec in resolved.experiment.problems:
         try:
-            inputs = make_inputs(workload, spec.variables, "meta")
-            if any(0 in getattr(value, "shape", ()) for value in inputs.values()):
+            if empty_reason(workload, spec.variables):
                 continue
-            launch = learn(workload, inputs, workload.default, device.target)
+            launch = learn(workload, make_inputs(workload, spec.variables, "meta"), workload.default, device.target)
         except SpecError as e:
             raise located(e, resolved.experiment) from None
         problem = launch.problem(workload.key)

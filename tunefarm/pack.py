@@ -149,6 +149,11 @@ class Table:
     key: str = ""
     digest: str = ""
 
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Kernel, device and key: two tables with one place answer the same launches."""
+        return self.kernel, self.device.key, self.key
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pack:
@@ -176,7 +181,7 @@ class Pack:
 def seal(pack: Pack) -> Pack:
     """The pack in its one order, with keys and digests set."""
     tables = [_seal_table(table) for table in pack.tables]
-    ordered = tuple(sorted(tables, key=lambda t: (t.kernel, t.device.key, t.key)))
+    ordered = tuple(sorted(tables, key=lambda table: table.place))
     return Pack(tables=ordered, digest=digest([t.digest for t in ordered]))
 
 

@@ -73,20 +73,16 @@ def merge(ours: Pack, theirs: Pack, *, base: Pack | None = None, names: tuple[st
     """
     dropped: list[Dropped] = []
     tables: list[Table] = []
-    for spot in dict.fromkeys(_spot(t) for pack in (ours, theirs) for t in pack.tables):
-        sides = [[t for t in pack.tables if _spot(t) == spot] for pack in (ours, theirs)]
-        old = None if base is None else [t for t in base.tables if _spot(t) == spot]
-        tables += _merge_spot(sides, old, names, dropped)
+    for place in dict.fromkeys(t.place for pack in (ours, theirs) for t in pack.tables):
+        sides = [[t for t in pack.tables if t.place == place] for pack in (ours, theirs)]
+        old = None if base is None else [t for t in base.tables if t.place == place]
+        tables += _merge_place(sides, old, names, dropped)
     # Tables of one key are in an order of their own, whichever side is ours.
     first = sorted(seal(Pack(tables=tuple(tables))).tables, key=lambda table: table.digest)
     return Merged(pack=seal(Pack(tables=tuple(first))), dropped=tuple(dropped))
 
 
-def _spot(table: Table) -> Hashable:
-    return table.kernel, table.device.key, table.key
-
-
-def _merge_spot(
+def _merge_place(
     sides: Sequence[list[Table]], old: list[Table] | None, names: tuple[str, str], dropped: list[Dropped]
 ) -> list[Table]:
     """The tables of one kernel, device and key."""

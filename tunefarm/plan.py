@@ -230,7 +230,7 @@ def located(error: Exception, experiment: Experiment) -> Exception:
 def _plan_study(resolved: Resolved, target: Target, spec: ProblemSpec) -> PlannedStudy:
     workload, device = resolved.workload, target.device
     variables = spec.variables
-    if empty := _empty(workload, variables):
+    if empty := empty_reason(workload, variables):
         return _skipped(resolved, target, spec, _empty_problem(variables), empty)
     launch = learn(workload, make_inputs(workload, variables, "meta"), workload.default, device.target)
     problem = launch.problem(workload.key)
@@ -282,7 +282,7 @@ def _checks(resolved: Resolved, device: Device, variables: FrozenMap[Value]) -> 
         if own == variables and not check.inputs:
             continue
         try:
-            if _empty(workload, own):
+            if empty_reason(workload, own):
                 continue
             launch = learn(workload, make_inputs(workload, own, "meta"), workload.default, device.target)
         except SpecError as e:
@@ -297,7 +297,8 @@ def _checks(resolved: Resolved, device: Device, variables: FrozenMap[Value]) -> 
     return tuple(calls)
 
 
-def _empty(workload: Workload, variables: FrozenMap[Value]) -> str:
+def empty_reason(workload: Workload, variables: FrozenMap[Value]) -> str:
+    """Why a call launches nothing: an input without elements; empty if there is none."""
     import torch
 
     for name, value in make_inputs(workload, variables, "meta").items():

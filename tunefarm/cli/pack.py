@@ -11,9 +11,9 @@ import typer
 from tunefarm.cli.pack_diff import diff
 from tunefarm.cli.pack_interop import export_pack, import_pack
 from tunefarm.cli.pack_merge import merge, merge_driver
+from tunefarm.cli.pack_verify import verify
 from tunefarm.cli.pack_which import which
 from tunefarm.cli.terminal import console, time_text
-from tunefarm.cli.verify import verify
 from tunefarm.config import counted
 from tunefarm.pack import Row, Table, load_pack
 from tunefarm.pack_schema import pack_schema

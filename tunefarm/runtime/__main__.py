@@ -31,8 +31,7 @@ def take_up(wish: Wishes) -> None:
         TunefarmError: a source is not there, or cannot be used on these terms.
     """
     for source in wish.packs:
-        on_miss = wish.on_miss or "stock"
-        activate(source, on_miss=on_miss, strict=wish.strict, allow_replayed=wish.allow_replayed)
+        activate(source, on_miss=wish.on_miss, strict=wish.strict, allow_replayed=wish.allow_replayed)
     if ACTIVE.activations:
         adopt_as_made()
 

@@ -25,14 +25,14 @@ class Wishes:
         off: use no pack.
         exclude: kernels whose tables are not used.
         packs: sources for jobs that name none themselves.
-        on_miss, strict, allow_replayed: for those, as `activate` takes them; `on_miss` may be empty.
+        on_miss, strict, allow_replayed: for those, as `activate` takes them.
         report: folder for reports; empty for none.
     """
 
     off: bool = False
     exclude: frozenset[str] = frozenset()
     packs: tuple[str, ...] = ()
-    on_miss: str = ""
+    on_miss: str = "stock"
     strict: bool = False
     allow_replayed: bool = False
     report: str = ""
@@ -48,7 +48,7 @@ def wishes() -> Wishes:
         off=not _is_on("TUNEFARM", default=True),
         exclude=frozenset(_listed("TUNEFARM_EXCLUDE")),
         packs=_listed("TUNEFARM_PACK"),
-        on_miss=os.environ.get("TUNEFARM_ON_MISS", "").strip(),
+        on_miss=os.environ.get("TUNEFARM_ON_MISS", "").strip() or "stock",
         strict=_is_on("TUNEFARM_STRICT"),
         allow_replayed=_is_on("TUNEFARM_ALLOW_REPLAYED"),
         report=os.environ.get("TUNEFARM_REPORT", "").strip(),

@@ -96,12 +96,10 @@ def _united(packs: list[tuple[str, Pack]], label: str) -> Pack:
     tables: list[Table] = []
     for name, pack in packs:
         for table in pack.tables:
-            key = (table.kernel, table.device.key, table.key)
-            if key in owner and owner[key] != name:
+            if owner.setdefault(table.place, name) != name:
                 raise PackError(
-                    f"{owner[key]} and {name} both hold a table of {table.kernel} on {table.device.name}",
+                    f"{owner[table.place]} and {name} both hold a table of {table.kernel} on {table.device.name}",
                     file=label, hint="merge them, or keep one",
                 )  # fmt: skip
-            owner[key] = name
             tables.append(table)
     return packs[0][1] if len(packs) == 1 else seal(Pack(tables=tuple(tables)))

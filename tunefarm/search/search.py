@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 from tunefarm.config import Config, counted
@@ -95,7 +96,6 @@ class StudySearch:
         self._rank = {number: rank for rank, number in enumerate(self._order)}
         self._points: Vectors | None = None
         self._sampler: StudySampler | None = None
-        self._neighbourhood: Neighbourhood | None = None
         self._asked: set[int] = set()
         self._pending: dict[int, int] = {}
         self._told: list[int] = []
@@ -384,10 +384,13 @@ class StudySearch:
         if self._num_calm >= PATIENCE and not self._look_around():
             self._end(f"no open candidate can plausibly save {self._stop_gain:.1%} (the best of them {gain:.2%})")
 
+    @cached_property
+    def _neighbourhood(self) -> Neighbourhood:
+        return Neighbourhood(self._configs)
+
     def _look_around(self) -> bool:
         """Puts what lies beside the leaders next in turn, even from closed buckets; False if all of it was tried."""
         assert self._sampler is not None
-        self._neighbourhood = self._neighbourhood or Neighbourhood(self._configs)
         beside = self._neighbourhood.beside(leaders(self._trials))
         untried = [n for n in beside if n not in self._asked and self._trials[n].outcome is Outcome.OK]
         self._sampler.put_first(untried)
