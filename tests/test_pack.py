@@ -192,6 +192,17 @@ def test_tf_090_damaged_files(tmp_path: Path, pack: Pack) -> None:
         load_pack(tmp_path / "absent.json")
 
 
+def test_tables_for_inductor_say_so_and_raise_the_version(tmp_path: Path, pack: Pack) -> None:
+    layered = seal(Pack(tables=(make_table(make_row(16, 8, 45), layer=3),)))
+    assert '"version": 2' in dumps(layered)
+    assert '"layer": 3' in dumps(layered)
+    assert load_pack(written(tmp_path, dumps(layered))) == layered
+    assert "layer" not in dumps(pack)
+    for layer, why in ((4, "is 4, not one of 1, 2, 3"), ("3", "wrong type"), (True, "wrong type")):
+        with pytest.raises(PackError, match=rf"tables\[0\]\.layer.*{why}"):
+            load_pack(written(tmp_path, broken(layered, ["tables", 0, "layer"], layer)))
+
+
 def test_other_versions_are_refused(tmp_path: Path, pack: Pack) -> None:
     for version in (3, 0, "1", None, True, 1.0):
         with pytest.raises(PackError, match=r"version .* this release reads 1 and 2"):

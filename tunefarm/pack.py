@@ -6,7 +6,8 @@
        "config": {"params": {...}, "options": {...}}, "median_ms", "interval_ms", "default", "default_ms", "gain",
        "margin"}]}]}
 
-A pack with imported rows says version 2, so that releases that do not know such rows refuse it and say why.
+A pack with imported rows, or with tables for Inductor (`"layer": 2` or `3`), says version 2, so that releases that do
+not know them refuse it and say why.
 Rows stand one a line and sorted, so that a pack reads well in the diff of a pull request. Data only: reading a pack
 runs nothing and opens no other file.
 """
@@ -33,6 +34,9 @@ Bounds: TypeAlias = tuple[int, int]
 
 SOURCES = ("measured", "replayed", "imported")
 """The better proven first."""
+
+LAYERS = (1, 2, 3)
+"""Who consults a table: Triton's autotuners, Inductor choosing a GEMM template, Inductor's own generated kernels."""
 
 _SCALAR = (bool, int, float, str, NoneType)
 _KINDS: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (float, int), "bool": bool}
@@ -136,6 +140,7 @@ class Table:
             mismatch can be explained.
         provenance: where the rows come from.
         rows: first match wins.
+        layer: who consults the table, one of `LAYERS`. A pack says so only where it is not 1.
         key: SHA-256 of the key parts; set by `seal`.
         digest: over everything in the table; set by `seal`.
     """
@@ -146,6 +151,7 @@ class Table:
     key_parts: FrozenMap[Any]
     provenance: Provenance
     rows: tuple[Row, ...]
+    layer: int = 1
     key: str = ""
     digest: str = ""
 
@@ -210,13 +216,14 @@ def dumps(pack: Pack) -> str:
         one_row_a_line({**_table_head(t), "digest": t.digest}, [plain(r) for r in t.rows], "rows").rstrip()
         for t in pack.tables
     )
-    version = VERSIONS[1] if "imported" in pack.sources else VERSIONS[0]
+    version = VERSIONS["imported" in pack.sources or any(table.layer != 1 for table in pack.tables)]
     return f'{{"format": "{FORMAT}", "version": {version},\n"digest": "{pack.digest}",\n"tables": [\n{tables}\n]}}\n'
 
 
 def _table_head(table: Table) -> dict[str, Any]:
     names = ("kernel", "source_hash", "device", "key", "key_parts", "provenance")
-    return {name: plain(getattr(table, name)) for name in names}
+    layer = {} if table.layer == 1 else {"layer": table.layer}
+    return {name: plain(getattr(table, name)) for name in names} | layer
 
 
 def plain(value: Any) -> Any:
@@ -348,6 +355,9 @@ def _read_table(read: _Reader, data: Any, at: str) -> Table:
     if provenance.source not in SOURCES:
         raise read.error(f"{place}.source", f"is {provenance.source!r}, not one of {', '.join(SOURCES)}")
     key_parts = read.get(data, "key_parts", dict, at)
+    layer = read.checked(data.get("layer", 1), int, f"{at}.layer")
+    if layer not in LAYERS:
+        raise read.error(f"{at}.layer", f"is {layer}, not one of {', '.join(map(str, LAYERS))}")
     rows = tuple(_read_row(read, row, f"{at}.rows[{i}]") for i, row in enumerate(read.get(data, "rows", list, at)))
     untimed = next((i for i, row in enumerate(rows) if row.median_ms is None or row.interval_ms is None), None)
     if untimed is not None and provenance.source != "imported":
@@ -359,6 +369,7 @@ def _read_table(read: _Reader, data: Any, at: str) -> Table:
         key_parts=FrozenMap({k: FrozenMap(v) if isinstance(v, dict) else v for k, v in key_parts.items()}),
         provenance=provenance,
         rows=rows,
+        layer=layer,
         key=read.get(data, "key", str, at),
         digest=read.get(data, "digest", str, at),
     )  # fmt: skip

@@ -9,7 +9,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from tunefarm.device import Device
-from tunefarm.pack import FORMAT, SOURCES, VERSIONS
+from tunefarm.pack import FORMAT, LAYERS, SOURCES, VERSIONS
 
 Schema = dict[str, Any]
 
@@ -31,7 +31,7 @@ def pack_schema() -> Schema:
         **_object(
             {
                 "format": {"const": FORMAT},
-                "version": {"enum": list(VERSIONS), "description": "2 where rows are imported"},
+                "version": {"enum": list(VERSIONS), "description": "2 for imported rows and Inductor's tables"},
                 "digest": _SHA | {"description": "over the digests of all tables"},
                 "tables": {"type": "array", "items": {"$ref": "#/$defs/table"}},
             }
@@ -71,7 +71,9 @@ def _table() -> Schema:
                 "provenance": {"$ref": "#/$defs/provenance"},
                 "digest": _SHA | {"description": "over all else in the table"},
                 "rows": {"type": "array", "items": {"$ref": "#/$defs/row"}, "description": "the first match wins"},
-            }
+                "layer": {"enum": list(LAYERS), "description": "who consults it; 1 where it is not given"},
+            },
+            optional=("layer",),
         ),
         "if": {"not": imported},
         "then": {"properties": {"rows": {"items": timed}}},

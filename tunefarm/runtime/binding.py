@@ -246,7 +246,10 @@ class Binding:
             return
         name = self.signature.name
         tables = [
-            table for activation in ACTIVE.activations for table in activation.pack.tables if table.kernel == name
+            table
+            for activation in ACTIVE.activations
+            for table in activation.pack.tables
+            if table.kernel == name and table.layer == 1
         ]
         ACTIVE.asked.update((table.kernel, table.digest) for table in tables)
         self._hash = self._hash or (self._source_hash() if tables else "")

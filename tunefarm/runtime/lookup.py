@@ -122,7 +122,7 @@ def shortlist(
     notes: list[str] = []
     for age, activation in enumerate(reversed(activations)):
         for table in activation.pack.tables:
-            if table.kernel != kernel:
+            if table.kernel != kernel or table.layer != 1:
                 continue
             step = step_of(table.device, activation.device or device)
             where = f"{activation.label}: {kernel} on {table.device.name}"
