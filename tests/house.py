@@ -19,6 +19,7 @@ HOUSE = """
     landscape
     seams
     pack
+    pack_reader
     pack_schema
     pack_diff
     export

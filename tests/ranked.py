@@ -74,7 +74,7 @@ def main(meeting: str, rank: str, num_ranks: str, brief_s: str) -> None:
     from runtime_kernels import SM_90, own
 
     import tunefarm
-    from tunefarm import pack as packs
+    from tunefarm import pack_reader as packs
     from tunefarm.runtime.activation import deactivate
     from tunefarm.runtime.active import log
 

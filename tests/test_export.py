@@ -14,7 +14,8 @@ from tunefarm.device import Device, nominal
 from tunefarm.errors import PackError, UserError
 from tunefarm.export import export, update, write_export
 from tunefarm.frozen import FrozenMap
-from tunefarm.pack import Pack, Table, dumps, load_pack
+from tunefarm.pack import Pack, Table, dumps
+from tunefarm.pack_reader import load_pack
 from tunefarm.problem import Problem
 from tunefarm.runtime.lookup import Activation, find, shortlist
 from tunefarm.study import Status, Study, StudyResult

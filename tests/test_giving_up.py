@@ -17,7 +17,7 @@ from rigged import ILLEGAL, Pretended, measure_perilously
 from tunefarm.cli.terminal import closing_table, study_line
 from tunefarm.config import Config, Value
 from tunefarm.fleet.inline import InlineFleet
-from tunefarm.pack import load_pack
+from tunefarm.pack_reader import load_pack
 from tunefarm.plan import Target
 from tunefarm.record.card import card
 from tunefarm.seams import Fleet

@@ -17,7 +17,8 @@ from tunefarm.config import Config
 from tunefarm.device import nominal
 from tunefarm.errors import UserError
 from tunefarm.frozen import FrozenMap
-from tunefarm.pack import Match, Pack, Row, dumps, load_pack, seal
+from tunefarm.pack import Match, Pack, Row, dumps, seal
+from tunefarm.pack_reader import load_pack
 from tunefarm.problem import Problem
 from tunefarm.runtime.lookup import Activation, find, shortlist
 

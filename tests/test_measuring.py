@@ -18,7 +18,7 @@ from tunefarm.cli import opening
 from tunefarm.cli.__main__ import main
 from tunefarm.device import nominal
 from tunefarm.fleet.inline import InlineFleet
-from tunefarm.pack import load_pack
+from tunefarm.pack_reader import load_pack
 from tunefarm.trial import Failure, Outcome
 
 Command = Callable[..., int]

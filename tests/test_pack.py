@@ -14,7 +14,8 @@ from tunefarm.config import Config
 from tunefarm.device import nominal
 from tunefarm.errors import PackError
 from tunefarm.frozen import FrozenMap
-from tunefarm.pack import Match, Pack, Provenance, Row, Table, dumps, load_pack, seal
+from tunefarm.pack import Match, Pack, Provenance, Row, Table, dumps, seal
+from tunefarm.pack_reader import load_pack
 
 PROVENANCE = Provenance(
     sweep="softmax", experiment="e" * 64, toolchain=FrozenMap(torch="2.11.0", triton="3.6.0"), timer="cold",
@@ -226,6 +227,6 @@ def test_tf_088_nothing_is_run_and_size_and_depth_have_limits(
     for number in ("1e999", "NaN"):
         with pytest.raises(PackError):
             load_pack(written(tmp_path, dumps(pack).replace("0.25", number, 1)))
-    monkeypatch.setattr("tunefarm.pack.MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("tunefarm.pack_reader.MAX_BYTES", 1 << 20)
     with pytest.raises(PackError, match="more than 1 MiB"):
         load_pack(written(tmp_path, b'"' + b"x" * (1 << 21) + b'"'))

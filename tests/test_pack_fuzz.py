@@ -17,8 +17,9 @@ from tunefarm.device import nominal
 from tunefarm.document import digest
 from tunefarm.errors import PackError
 from tunefarm.frozen import FrozenMap
-from tunefarm.pack import Pack, dumps, load_pack, seal
+from tunefarm.pack import Pack, dumps, seal
 from tunefarm.pack_diff import diff
+from tunefarm.pack_reader import load_pack
 from tunefarm.problem import Problem
 from tunefarm.runtime.lookup import Activation, explain, find, shortlist
 

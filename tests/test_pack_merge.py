@@ -19,8 +19,9 @@ from tunefarm.device import nominal
 from tunefarm.errors import UserError
 from tunefarm.export import bounded
 from tunefarm.frozen import FrozenMap
-from tunefarm.pack import Pack, Row, Table, dumps, load_pack, seal
+from tunefarm.pack import Pack, Row, Table, dumps, seal
 from tunefarm.pack_merge import Merged, merge
+from tunefarm.pack_reader import load_pack
 
 ROOT = Path(__file__).parents[1]
 BETTER, WORSE = {"BLOCK": 1}, {"BLOCK": 2}

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from tunefarm.cli.app import app
 from tunefarm.errors import PackError
-from tunefarm.pack import Pack, dumps, load_pack, seal
+from tunefarm.pack import Pack, dumps, seal
+from tunefarm.pack_reader import load_pack
 from tunefarm.pack_schema import pack_schema
 
 VALIDATOR = jsonschema.Draft202012Validator(pack_schema())

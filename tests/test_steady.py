@@ -33,7 +33,7 @@ from tunefarm.config import Config
 from tunefarm.errors import InfrastructureError
 from tunefarm.fleet.inline import InlineFleet
 from tunefarm.frozen import FrozenMap
-from tunefarm.pack import load_pack
+from tunefarm.pack_reader import load_pack
 from tunefarm.plan import Target
 from tunefarm.problem import Problem
 from tunefarm.search.crown import crown

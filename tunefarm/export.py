@@ -12,7 +12,8 @@ from tunefarm.config import Value
 from tunefarm.document import write_atomic
 from tunefarm.errors import UserError
 from tunefarm.frozen import FrozenMap
-from tunefarm.pack import SOURCES, Bounds, Match, Pack, Provenance, Row, Table, dumps, load_pack, seal
+from tunefarm.pack import SOURCES, Bounds, Match, Pack, Provenance, Row, Table, dumps, seal
+from tunefarm.pack_reader import load_pack
 from tunefarm.problem import Problem
 from tunefarm.study import Status, Study, StudyResult
 from tunefarm.trial import Winner

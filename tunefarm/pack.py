@@ -14,21 +14,16 @@ runs nothing and opens no other file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
-from pathlib import Path
-from types import NoneType
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 from tunefarm.config import Config, Value
 from tunefarm.device import Device
-from tunefarm.document import digest, one_row_a_line, parse_json, read_text
-from tunefarm.errors import PackError, UserError
+from tunefarm.document import digest, one_row_a_line
 from tunefarm.frozen import FrozenMap
 
 FORMAT, VERSIONS = "tunefarm-pack", (1, 2)
-MAX_BYTES = 64 << 20
-
 Bounds: TypeAlias = tuple[int, int]
 """(lo, hi]: the integers above lo up to hi."""
 
@@ -37,9 +32,6 @@ SOURCES = ("measured", "replayed", "imported")
 
 LAYERS = (1, 2, 3)
 """Who consults a table: Triton's autotuners, Inductor choosing a GEMM template, Inductor's own generated kernels."""
-
-_SCALAR = (bool, int, float, str, NoneType)
-_KINDS: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (float, int), "bool": bool}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +131,7 @@ class Table:
         key_parts: what `key` is taken over (`source_hash`, `backend_options`, `triton`, `capability`), so that a
             mismatch can be explained.
         provenance: where the rows come from.
-        rows: first match wins.
+        rows: first match wins. A tuple, or what reads as one when it is looked into.
         layer: who consults the table, one of `LAYERS`. A pack says so only where it is not 1.
         key: SHA-256 of the key parts; set by `seal`.
         digest: over everything in the table; set by `seal`.
@@ -150,7 +142,7 @@ class Table:
     device: Device
     key_parts: FrozenMap[Any]
     provenance: Provenance
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
     layer: int = 1
     key: str = ""
     digest: str = ""
@@ -186,15 +178,29 @@ class Pack:
 
 def seal(pack: Pack) -> Pack:
     """The pack in its one order, with keys and digests set."""
-    tables = [_seal_table(table) for table in pack.tables]
+    return bind(_seal_table(table) for table in pack.tables)
+
+
+def bind(tables: Iterable[Table]) -> Pack:
+    """A sealed pack of tables that are."""
     ordered = tuple(sorted(tables, key=lambda table: table.place))
-    return Pack(tables=ordered, digest=digest([t.digest for t in ordered]))
+    return Pack(tables=ordered, digest=digest([table.digest for table in ordered]))
 
 
 def _seal_table(table: Table) -> Table:
-    rows = tuple(sorted(table.rows, key=_row_order))
-    table = replace(table, rows=rows, key=digest(plain(table.key_parts)), digest="")
-    return replace(table, digest=digest([_table_head(table), [plain(row) for row in rows]]))
+    rows = in_order(table.rows)
+    table = replace(table, rows=rows, key=key_of(table), digest="")
+    return replace(table, digest=digest([table_head(table), [plain(row) for row in rows]]))
+
+
+def key_of(table: Table) -> str:
+    """SHA-256 of a table's key parts."""
+    return digest(plain(table.key_parts))
+
+
+def in_order(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Rows in the order in which a table holds them."""
+    return tuple(sorted(rows, key=_row_order))
 
 
 def _row_order(row: Row) -> tuple[Any, ...]:
@@ -213,14 +219,15 @@ def _row_order(row: Row) -> tuple[Any, ...]:
 def dumps(pack: Pack) -> str:
     """The text of a sealed pack: equal packs give equal bytes."""
     tables = ",\n".join(
-        one_row_a_line({**_table_head(t), "digest": t.digest}, [plain(r) for r in t.rows], "rows").rstrip()
+        one_row_a_line({**table_head(t), "digest": t.digest}, [plain(r) for r in t.rows], "rows").rstrip()
         for t in pack.tables
     )
     version = VERSIONS["imported" in pack.sources or any(table.layer != 1 for table in pack.tables)]
     return f'{{"format": "{FORMAT}", "version": {version},\n"digest": "{pack.digest}",\n"tables": [\n{tables}\n]}}\n'
 
 
-def _table_head(table: Table) -> dict[str, Any]:
+def table_head(table: Table) -> dict[str, Any]:
+    """What of a table its digest covers and its file says before the rows."""
     names = ("kernel", "source_hash", "device", "key", "key_parts", "provenance")
     layer = {} if table.layer == 1 else {"layer": table.layer}
     return {name: plain(getattr(table, name)) for name in names} | layer
@@ -237,164 +244,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: plain(v) for k, v in value.items()}
     return [plain(v) for v in value] if isinstance(value, tuple | list) else value
-
-
-def load_pack(path: Path | str) -> Pack:
-    """Reads and checks a pack.
-
-    Raises:
-        PackError: the file is missing, damaged, changed by hand, of another format or of a newer version.
-    """
-    return parse_pack(read_text(Path(path), error=PackError, max_bytes=MAX_BYTES), where=str(path))
-
-
-def parse_pack(text: str, *, where: str) -> Pack:
-    """Reads and checks the text of a pack.
-
-    Args:
-        text: as `dumps` writes it.
-        where: the file or the sender, for messages.
-
-    Raises:
-        PackError: as `load_pack`.
-    """
-    data = parse_json(text, where=where, error=PackError)
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise PackError("is not a tunefarm pack", file=where, hint="packs are written by `tunefarm sweep`")
-    version = data.get("version")
-    if type(version) is not int or version not in VERSIONS:
-        hint = "update tunefarm" if isinstance(version, int) else "export it again"
-        reads = " and ".join(map(str, VERSIONS))
-        raise PackError(f"has version {version!r}, this release reads {reads}", file=where, hint=hint)
-    read = _Reader(where)
-    pack = Pack(
-        tables=tuple(
-            _read_table(read, table, f"tables[{i}]") for i, table in enumerate(read.get(data, "tables", list, ""))
-        ),
-        digest=read.get(data, "digest", str, ""),
-    )
-    try:
-        sealed = seal(pack)
-    except (ValueError, OverflowError) as e:  # an infinity such as 1e999, or half a surrogate pair
-        raise PackError(f"holds a value that is no plain data: {e}", file=where, hint="export it again") from None
-    for i, (table, expected) in enumerate(zip(pack.tables, sealed.tables, strict=True)):
-        if (table.key, table.digest) != (expected.key, expected.digest):
-            raise PackError(
-                f"does not match its digest: the table of {table.kernel} was changed after export",
-                file=where, key=f"tables[{i}]", hint="export it again",
-            )  # fmt: skip
-    if pack.digest != sealed.digest:
-        raise PackError(
-            "does not match its digest: tables were changed after export", file=where, hint="export it again"
-        )
-    return sealed
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Takes fields out of parsed JSON and names file, place and defect where one is not as it should be."""
-
-    file: str
-
-    def get(self, data: Any, name: str, kind: type | tuple[type, ...], at: str) -> Any:
-        key = f"{at}.{name}".strip(".")
-        if not isinstance(data, dict):
-            raise self.error(at, f"must be an object, is {type(data).__name__}")
-        if name not in data:
-            raise self.error(key, "is missing")
-        return self.checked(data[name], kind, key)
-
-    def checked(self, value: Any, kind: type | tuple[type, ...], at: str) -> Any:
-        # A bool is an int to isinstance, and never one in a pack.
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind not in (bool, _SCALAR)):
-            raise self.error(at, f"is of the wrong type ({type(value).__name__})")
-        return value
-
-    def pair(self, value: Any, kind: type | tuple[type, ...], at: str) -> tuple[Any, Any]:
-        if not isinstance(value, list) or len(value) != 2:
-            raise self.error(at, "must be a pair of numbers")
-        return self.checked(value[0], kind, at), self.checked(value[1], kind, at)
-
-    def scalar(self, value: Any, at: str) -> Value:
-        scalar: Value = self.checked(value, _SCALAR, at)
-        return scalar
-
-    def scalars(self, data: Any, name: str, at: str) -> FrozenMap[Any]:
-        values = self.get(data, name, dict, at)
-        return FrozenMap({k: self.scalar(v, f"{at}.{name}.{k}") for k, v in values.items()})
-
-    def strings(self, data: Any, name: str, at: str) -> FrozenMap[str]:
-        values = self.get(data, name, dict, at)
-        return FrozenMap({k: self.checked(v, str, f"{at}.{name}.{k}") for k, v in values.items()})
-
-    def config(self, data: Any, at: str) -> Config:
-        parts = {part: self.scalars(data, part, at) for part in ("params", "options")}
-        try:
-            return Config(**parts)
-        except UserError as e:
-            raise self.error(at, str(e)) from None
-
-    def error(self, key: str, message: str) -> PackError:
-        return PackError(message, file=self.file, key=key, hint="export it again")
-
-
-def _read_table(read: _Reader, data: Any, at: str) -> Table:
-    device = read.get(data, "device", dict, at)
-    for part in fields(Device):
-        if part.name in device or part.default is MISSING:
-            read.get(device, part.name, _KINDS[str(part.type)], f"{at}.device")
-    origin = read.get(data, "provenance", dict, at)
-    place = f"{at}.provenance"
-    names = ("sweep", "experiment", "timer", "source", "tunefarm", "created")
-    provenance = Provenance(
-        toolchain=read.strings(origin, "toolchain", place), checked=origin.get("checked", True),
-        **{n: read.get(origin, n, str, place) for n in names},
-    )  # fmt: skip
-    if not isinstance(provenance.checked, bool):
-        raise read.error(f"{place}.checked", "is neither true nor false")
-    if provenance.source not in SOURCES:
-        raise read.error(f"{place}.source", f"is {provenance.source!r}, not one of {', '.join(SOURCES)}")
-    key_parts = read.get(data, "key_parts", dict, at)
-    layer = read.checked(data.get("layer", 1), int, f"{at}.layer")
-    if layer not in LAYERS:
-        raise read.error(f"{at}.layer", f"is {layer}, not one of {', '.join(map(str, LAYERS))}")
-    rows = tuple(_read_row(read, row, f"{at}.rows[{i}]") for i, row in enumerate(read.get(data, "rows", list, at)))
-    untimed = next((i for i, row in enumerate(rows) if row.median_ms is None or row.interval_ms is None), None)
-    if untimed is not None and provenance.source != "imported":
-        raise read.error(f"{at}.rows[{untimed}]", "has no time or interval, which only imported rows may lack")
-    return Table(
-        kernel=read.get(data, "kernel", str, at),
-        source_hash=read.get(data, "source_hash", str, at),
-        device=Device.from_json(device),
-        key_parts=FrozenMap({k: FrozenMap(v) if isinstance(v, dict) else v for k, v in key_parts.items()}),
-        provenance=provenance,
-        rows=rows,
-        layer=layer,
-        key=read.get(data, "key", str, at),
-        digest=read.get(data, "digest", str, at),
-    )  # fmt: skip
-
-
-def _read_row(read: _Reader, data: Any, at: str) -> Row:
-    match = read.get(data, "match", dict, at)
-    dims: dict[str, Value | Bounds] = {}
-    for name, value in read.get(match, "dims", dict, f"{at}.match").items():
-        if isinstance(value, list):
-            dims[name] = read.pair(value, int, f"{at}.match.dims.{name}")
-        else:
-            dims[name] = read.scalar(value, f"{at}.match.dims.{name}")
-    default = read.get(data, "default", (dict, NoneType), at)
-    interval = read.get(data, "interval_ms", (list, NoneType), at)
-    return Row(
-        match=Match(
-            dims=FrozenMap(dims),
-            dtypes=read.strings(match, "dtypes", f"{at}.match"),
-            facts=read.strings(match, "facts", f"{at}.match"),
-        ),
-        measured_at=read.scalars(data, "measured_at", at),
-        config=read.config(read.get(data, "config", dict, at), f"{at}.config"),
-        median_ms=read.get(data, "median_ms", (float, int, NoneType), at),
-        interval_ms=None if interval is None else read.pair(interval, (float, int), f"{at}.interval_ms"),
-        default=None if default is None else read.config(default, f"{at}.default"),
-        **{name: read.get(data, name, (float, int, NoneType), at) for name in ("default_ms", "gain", "margin")},
-    )

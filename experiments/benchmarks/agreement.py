@@ -21,7 +21,7 @@ from sitting import end_well, live_arch, retime, row_of, studies, tune
 from tunefarm.cli.opening import FleetKind, live_devices, open_experiment, open_fleet
 from tunefarm.document import write_atomic
 from tunefarm.errors import UserError
-from tunefarm.pack import load_pack
+from tunefarm.pack_reader import load_pack
 from tunefarm.seams import Fleet
 from tunefarm.spec.experiment import load_experiment
 

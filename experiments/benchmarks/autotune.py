@@ -162,7 +162,7 @@ def retime_winners(experiment: Path, pack_path: Path, kept: Sequence[Mapping[str
     """Prints our winners' times over the least among the fastest that triton.autotune found, interleaved."""
     from tunefarm.bench.build import launch_options, triton_version
     from tunefarm.cli.opening import FleetKind, gpu_fleet, plan_live
-    from tunefarm.pack import load_pack
+    from tunefarm.pack_reader import load_pack
     from tunefarm.spec.experiment import resolve
 
     resolved = resolve(load_experiment(experiment), launch_options(), triton_version())

@@ -129,7 +129,7 @@ def answer(order: Mapping[str, Any], pipe: IO[str]) -> None:
     from tunefarm.bench.steady import hold
     from tunefarm.bench.telemetry import live_device, uuid
     from tunefarm.cli.opening import open_experiment
-    from tunefarm.pack import load_pack
+    from tunefarm.pack_reader import load_pack
 
     def say(**message: Any) -> None:
         print(json.dumps(message), file=pipe, flush=True)

@@ -16,7 +16,7 @@ from sitting import end_well, retime, row_of
 from tunefarm import landscape as landscapes
 from tunefarm.bench.build import launch_options, triton_version
 from tunefarm.cli.opening import FleetKind, gpu_fleet, plan_live
-from tunefarm.pack import load_pack
+from tunefarm.pack_reader import load_pack
 from tunefarm.spec.experiment import load_experiment, resolve
 
 NUM_SAMPLES = 60

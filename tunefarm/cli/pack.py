@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,8 @@ from tunefarm.cli.pack_verify import verify
 from tunefarm.cli.pack_which import which
 from tunefarm.cli.terminal import console, time_text
 from tunefarm.config import counted
-from tunefarm.pack import Row, Table, load_pack
+from tunefarm.pack import Row, Table
+from tunefarm.pack_reader import load_pack
 from tunefarm.pack_schema import pack_schema
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ def _heading(table: Table) -> list[str]:
     ]
 
 
-def _grid(rows: tuple[Row, ...]) -> Grid:
+def _grid(rows: Sequence[Row]) -> Grid:
     from rich import box
     from rich.table import Table as Grid
 

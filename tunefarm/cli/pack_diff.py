@@ -11,9 +11,10 @@ import typer
 
 from tunefarm.cli.terminal import time_text
 from tunefarm.config import Config, counted
-from tunefarm.pack import Row, load_pack, plain
+from tunefarm.pack import Row, plain
 from tunefarm.pack_diff import Change, RowChange, TableChange
 from tunefarm.pack_diff import diff as compare
+from tunefarm.pack_reader import load_pack
 
 
 def diff(

@@ -20,7 +20,8 @@ from tunefarm.document import read_bytes, write_atomic
 from tunefarm.errors import UserError
 from tunefarm.interop import autotune, moe
 from tunefarm.interop.foreign import UNKNOWN, Foreign, Terms, to_pack
-from tunefarm.pack import Table, dumps, load_pack
+from tunefarm.pack import Table, dumps
+from tunefarm.pack_reader import load_pack
 
 
 class Source(enum.StrEnum):

@@ -11,9 +11,10 @@ import typer
 from tunefarm.config import counted
 from tunefarm.document import write_atomic
 from tunefarm.errors import PackError, UserError
-from tunefarm.pack import Pack, dumps, load_pack
+from tunefarm.pack import Pack, dumps
 from tunefarm.pack_merge import Dropped, Merged
 from tunefarm.pack_merge import merge as unite
+from tunefarm.pack_reader import load_pack
 
 
 def merge(

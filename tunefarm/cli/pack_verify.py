@@ -12,7 +12,8 @@ import typer
 from tunefarm.cli.terminal import console
 from tunefarm.config import counted
 from tunefarm.errors import UserError
-from tunefarm.pack import Pack, Table, load_pack
+from tunefarm.pack import Pack, Table
+from tunefarm.pack_reader import load_pack
 
 if TYPE_CHECKING:
     from rich.table import Table as Grid

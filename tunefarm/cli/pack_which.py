@@ -11,7 +11,7 @@ import typer
 from tunefarm.cli.terminal import time_text
 from tunefarm.device import named
 from tunefarm.errors import UserError
-from tunefarm.pack import load_pack
+from tunefarm.pack_reader import load_pack
 from tunefarm.runtime.lookup import Activation
 from tunefarm.runtime.which import Here, Reply, ask, here_of
 

@@ -132,7 +132,7 @@ def _plan(order: _Order, live: Sequence[Device], *, complete: bool) -> list[Plan
 
 
 def _earlier_pack(export: str) -> Pack | None:
-    from tunefarm.pack import load_pack
+    from tunefarm.pack_reader import load_pack
 
     return load_pack(export) if export and Path(export).exists() else None
 

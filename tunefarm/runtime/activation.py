@@ -11,7 +11,7 @@ from typing import Any
 
 from tunefarm.device import Device
 from tunefarm.errors import MissError, PackError, UserError
-from tunefarm.pack import Pack, seal
+from tunefarm.pack import Pack, bind
 from tunefarm.runtime.active import ACTIVE
 from tunefarm.runtime.autotuner import adopt, autotuners
 from tunefarm.runtime.environment import Wishes, wishes
@@ -92,7 +92,7 @@ def _read(source: str | Path | Pack, digest: str, wish: Wishes, *, strict: bool)
     if wish.off:
         return PackError("TUNEFARM=off", file=str(source) if not isinstance(source, Pack) else ""), "", False
     try:
-        found = find_packs(source)
+        found = find_packs(source, thoroughly=strict)
         if found.pack is not None:
             _check_digest(found.pack, found.label, digest)
     except UserError as error:
@@ -118,7 +118,7 @@ def _without(pack: Pack, label: str, exclude: frozenset[str]) -> Pack:
     if not excluded:
         return pack
     ACTIVE.warn_once(f"{label}: tables of {', '.join(excluded)} are not used: TUNEFARM_EXCLUDE")
-    return seal(Pack(tables=tuple(table for table in pack.tables if table.kernel not in exclude)))
+    return bind(table for table in pack.tables if table.kernel not in exclude)
 
 
 def _check_digest(pack: Pack, label: str, digest: str) -> None:

@@ -26,7 +26,7 @@ from tunefarm.runtime.kernels import (
     triton_config,
     triton_version,
 )
-from tunefarm.runtime.lookup import Offer, Shortlist, explain, find, shortlist
+from tunefarm.runtime.lookup import Offer, Shortlist, explain, find, readable, shortlist
 from tunefarm.runtime.tracing import UNSELECTABLE, TracedRow, make_fall_back, make_prune, selectable
 from tunefarm.source import source_hash
 
@@ -253,9 +253,9 @@ class Binding:
         ]
         ACTIVE.asked.update((table.kernel, table.digest) for table in tables)
         self._hash = self._hash or (self._source_hash() if tables else "")
-        rows = [row for table in tables if table.source_hash == self._hash for row in table.rows]
+        rows = [row for table in tables if table.source_hash == self._hash for row in readable(table)[0]]
         # Rows of other sources are of no use, but what they ask about is needed to say what a call missed.
-        asking = rows or [row for table in tables for row in table.rows]
+        asking = rows or [row for table in tables for row in readable(table)[0]]
         self._dims = tuple(dict.fromkeys(dim for row in asking for dim in row.match.dims))
         absent = [arg for row in asking for arg, fact in row.match.facts.items() if fact == "none"]
         self._tensors = tuple(dict.fromkeys([*(arg for row in asking for arg in row.match.dtypes), *absent]))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from tunefarm.config import Value
 from tunefarm.device import Device
+from tunefarm.errors import PackError
 from tunefarm.frozen import FrozenMap
 from tunefarm.pack import Match, Pack, Row, Table
 from tunefarm.problem import Problem
@@ -145,6 +146,8 @@ def shortlist(
                 refused.append(foreign)
             elif step is Step.ARCH and activation.strict:
                 refused.append(f"{where}: tuned on another device of the same arch, here is {device.name}")
+            elif illegible := readable(table)[1]:
+                refused.append(f"{where}: {illegible}")
             else:
                 notes += [*([differs] if other_triton else []), *([foreign] if imported else [])]
                 order = list(Step).index(step), other_triton, age, imported
@@ -156,6 +159,14 @@ def shortlist(
         for stretch in (1, STRETCH):
             offers += [replace(offer, row=row, is_near=True) for _, offer in found for row in _near(offer.row, stretch)]
     return Shortlist(offers=tuple(offers), refused=tuple(refused), notes=tuple(notes))
+
+
+def readable(table: Table) -> tuple[Sequence[Row], str]:
+    """The rows of a table, or why they cannot be read: they are parsed late, under whatever digest is right."""
+    try:
+        return tuple(table.rows), ""
+    except PackError as error:
+        return (), str(error)
 
 
 def _near(row: Row, stretch: int) -> Iterator[Row]:

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from tunefarm.errors import InfrastructureError, PackError, UserError
-from tunefarm.pack import Pack, dumps, parse_pack
+from tunefarm.pack import Pack, dumps
+from tunefarm.pack_reader import parse_pack
 from tunefarm.runtime.active import ACTIVE
 
 NONE = "none"

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunefarm.errors import PackError, UserError
-from tunefarm.pack import Pack, Table, load_pack, seal
+from tunefarm.pack import Pack, Table, bind, seal
+from tunefarm.pack_reader import load_pack, open_pack
 
 PACKAGE = "pkg:"
 REGISTRY = "models:"
@@ -32,12 +33,14 @@ class Found:
     damaged: tuple[PackError, ...] = ()
 
 
-def find_packs(source: str | Path | Pack) -> Found:
+def find_packs(source: str | Path | Pack, *, thoroughly: bool = False) -> Found:
     """Reads the packs of a source; damaged ones are told, not raised.
 
     Args:
         source: a pack; the path of one, or of a folder whose `*.json` are packs; `pkg:PACKAGE[/PATH]` for either among
             a package's data; `models:/NAME@ALIAS` or `models:/NAME/VERSION` for one in MLflow's registry.
+
+        thoroughly: look into every row now, not when a kernel asks for it.
 
     Raises:
         PackError: nothing is there, or two packs of a folder hold a table for one kernel, device and key.
@@ -46,7 +49,7 @@ def find_packs(source: str | Path | Pack) -> Found:
     if isinstance(source, Pack):
         pack = seal(source)
         return Found(label=f"pack {pack.digest[:12]}", pack=pack)
-    label = str(source)
+    label, read = str(source), load_pack if thoroughly else open_pack
     with _place(label) as place:
         if not place.exists():
             raise PackError("no such file", file=label, hint="packs are written by `tunefarm sweep`")
@@ -57,7 +60,7 @@ def find_packs(source: str | Path | Pack) -> Found:
         damaged: list[PackError] = []
         for file in files:
             try:
-                packs.append((file.name, load_pack(file)))
+                packs.append((file.name, read(file)))
             except PackError as error:
                 damaged.append(error)
     return Found(label=label, pack=_united(packs, label) if packs else None, damaged=tuple(damaged))
@@ -102,4 +105,4 @@ def _united(packs: list[tuple[str, Pack]], label: str) -> Pack:
                     file=label, hint="merge them, or keep one",
                 )  # fmt: skip
             tables.append(table)
-    return packs[0][1] if len(packs) == 1 else seal(Pack(tables=tuple(tables)))
+    return packs[0][1] if len(packs) == 1 else bind(tables)
