@@ -106,6 +106,7 @@ HOUSE = """
     runtime.kernels         torch triton
     runtime.tracing         torch
     runtime.which
+    runtime.quick           torch triton
     runtime.binding
     runtime.autotuner       triton
     runtime.environment

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tunefarm.config import Config
-from tunefarm.device import Device
-from tunefarm.problem import Problem
-
 if TYPE_CHECKING:
+    from tunefarm.config import Config
+    from tunefarm.device import Device
+    from tunefarm.problem import Problem
     from tunefarm.runtime.activation import activate, install
     from tunefarm.runtime.autotuner import autotune
     from tunefarm.runtime.reporting import digest, report
@@ -22,6 +21,9 @@ __version__ = "0.1.0"
 __all__ = ["Config", "Device", "Problem", "Workload", "activate", "autotune", "digest", "install", "report"]
 
 _LAZY = {
+    "Config": "tunefarm.config",
+    "Device": "tunefarm.device",
+    "Problem": "tunefarm.problem",
     "activate": "tunefarm.runtime.activation",
     "autotune": "tunefarm.runtime.autotuner",
     "digest": "tunefarm.runtime.reporting",

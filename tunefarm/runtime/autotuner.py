@@ -17,6 +17,7 @@ from tunefarm.errors import UserError
 from tunefarm.runtime.active import ACTIVE
 from tunefarm.runtime.binding import Binding, Choice
 from tunefarm.runtime.kernels import current, triton_config
+from tunefarm.runtime.quick import UNKNOWN
 
 
 def autotune(
@@ -115,22 +116,8 @@ def _obedient(stock: type) -> type:
         binding = of(self)
         choice = binding.choose(args, kwargs)
         with current(choice.index):
-            return obey(self, binding, choice, args, kwargs)
-
-    def obey(self: Any, binding: Binding, choice: Choice, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if choice.config is None:
-            return _fall_back(self, binding, choice, args, kwargs)
-        if choice.offer is None or choice.proven:
-            return _launch(self, choice.config, args, kwargs)
-        try:
-            launched = _launch(self, choice.config, args, kwargs)
-        except Exception as e:
-            # Compilers of equal version differ, and so do limits of equal devices. Nothing ran, so nothing is lost;
-            # an error of the caller's own comes again with the default.
-            launched = _fall_back(self, binding, choice, args, kwargs)
-            binding.condemn(choice, e)
-            return launched
-        choice.proven = True
+            launched = _obey(self, binding, choice, args, kwargs)
+        binding.keep(choice, launched, args, kwargs)
         return launched
 
     def warmup(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -148,6 +135,7 @@ def _obedient(stock: type) -> type:
         return of(self).config_for(args, kwargs)
 
     members = {
+        "__getitem__": _over,
         "run": run,
         "config_for": config_for,
         "warmup": warmup,
@@ -161,6 +149,38 @@ def _obedient(stock: type) -> type:
         "__doc__": stock.__doc__,
     }
     return type(f"Packed{stock.__name__}", (stock,), members)
+
+
+def _over(tuner: Any, grid: Any) -> Callable[..., Any]:
+    """What launches an adopted kernel over a grid."""
+    binding: Binding = tuner.__dict__[BINDING]
+    run = tuner.run
+
+    def launch(*args: Any, **kwargs: Any) -> Any:
+        for form in binding.forms:
+            done = form(grid, *args, **kwargs)
+            if done is not UNKNOWN:
+                return done
+        return run(*args, grid=grid, warmup=False, **kwargs)
+
+    return launch
+
+
+def _obey(tuner: Any, binding: Binding, choice: Choice, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    if choice.config is None:
+        return _fall_back(tuner, binding, choice, args, kwargs)
+    if choice.offer is None or choice.proven:
+        return _launch(tuner, choice.config, args, kwargs)
+    try:
+        launched = _launch(tuner, choice.config, args, kwargs)
+    except Exception as e:
+        # Compilers of equal version differ, and so do limits of equal devices. Nothing ran, so nothing is lost;
+        # an error of the caller's own comes again with the default.
+        launched = _fall_back(tuner, binding, choice, args, kwargs)
+        binding.condemn(choice, e)
+        return launched
+    choice.proven = True
+    return launched
 
 
 def _launch(tuner: Any, config: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -27,6 +27,7 @@ from tunefarm.runtime.kernels import (
     triton_version,
 )
 from tunefarm.runtime.lookup import Offer, Shortlist, explain, find, readable, shortlist
+from tunefarm.runtime.quick import Quick, make_quick
 from tunefarm.runtime.tracing import UNSELECTABLE, TracedRow, make_fall_back, make_prune, selectable
 from tunefarm.source import source_hash
 
@@ -59,14 +60,18 @@ class Binding:
     """One adopted kernel.
 
     Attributes:
+        tuner: the adopted autotuner.
         stock: the autotuner as it was, untouched: it answers what no row does, and tells the tuner what was declared.
         owned: marked with `tunefarm.autotune`.
         signature: what the kernel takes.
+        quick: launches calls of kinds that were decided before; None where something else has a part in every launch.
     """
 
+    tuner: Any
     stock: Any
     owned: bool
     signature: Signature
+    quick: Quick | None = None
     _generation: int = -1
     _hash: str = ""
     _traceable: bool = False
@@ -83,7 +88,7 @@ class Binding:
     @classmethod
     def of(cls, tuner: Any, *, owned: bool) -> Binding:
         """The binding of an autotuner that is about to be adopted."""
-        return cls(stock=copy.copy(tuner), owned=owned, signature=signature_of(tuner))
+        return cls(tuner=tuner, stock=copy.copy(tuner), owned=owned, signature=signature_of(tuner))
 
     # What torch.compile reads of the tuner. Each read may be the first after an activation.
 
@@ -121,6 +126,11 @@ class Binding:
         self._generation = -1
 
     # Eager launches.
+
+    @property
+    def forms(self) -> tuple[Any, ...]:
+        """Functions (grid, *arguments) that launch calls of kinds that were decided before."""
+        return self.quick.forms if self.quick is not None else ()
 
     @property
     def tunes_itself(self) -> bool:
@@ -177,6 +187,22 @@ class Binding:
                 self._memo.clear()
             self._memo[tuple(key)] = choice
         return choice
+
+    def keep(self, choice: Choice, launched: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Remembers a launch that went well, so that its like are launched quickly.
+
+        Args:
+            choice: by which it was made.
+            launched: what Triton returned.
+            args: of the launch.
+            kwargs: of the launch, `grid` and `warmup` among them.
+        """
+        proven = choice.proven or choice.offer is None
+        if self.quick is None or choice.config is None or choice.index is None or not proven or kwargs.get("warmup"):
+            return
+        values = {**dict(zip(self.signature.arguments, args, strict=False)), **kwargs}
+        values.pop("grid", None), values.pop("warmup", None)
+        self.quick.keep(values, choice.config, launched, choice.tally, choice.index)
 
     def tunes(self, choice: Choice) -> bool:
         """Whether a call that no row answers is tuned as ever, now."""
@@ -244,7 +270,7 @@ class Binding:
     def _refresh(self) -> None:
         if self._generation == ACTIVE.generation:
             return
-        name = self.signature.name
+        name, generation = self.signature.name, ACTIVE.generation
         tables = [
             table
             for activation in ACTIVE.activations
@@ -263,11 +289,12 @@ class Binding:
         self._memo, self._lists = {}, {}
         self._inject([row.config for row in rows])
         self._traceable = selectable(self.stock)
+        self.quick = make_quick(self.tuner, self.signature, self._dims, generation)
         if self._traceable:
-            self._prune = self._make_prune(ACTIVE.generation)
+            self._prune = self._make_prune(generation)
         elif rows:
             ACTIVE.warn_once(f"{name}: inside torch.compile its packs are not used: {UNSELECTABLE}")
-        self._generation = ACTIVE.generation
+        self._generation = generation
 
     def _source_hash(self) -> str:
         try:
