@@ -22,7 +22,7 @@ from tunefarm.runtime import quick as quick_module
 from tunefarm.runtime.activation import deactivate
 from tunefarm.runtime.active import ACTIVE, Tally
 from tunefarm.runtime.kernels import signature_of
-from tunefarm.runtime.quick import MAX_FORMS, UNKNOWN, Quick
+from tunefarm.runtime.quick import MAX_FORMS, UNKNOWN, Quick, know_nothing
 
 FACTOR = tl.constexpr(3)
 
@@ -104,7 +104,7 @@ def test_a_call_of_a_kept_kind_is_launched() -> None:
     arguments = (other["x"], other["x"], 64, 7, 900, 1.5, True, None, "none", 128)
     assert compiled.launches == [(1, 2, 1, "stream of -1", "function", "metadata", None, None, None, *arguments)]
     assert (tally.launches, quick.tuner.best_config) == (1, CONFIG)
-    (form,) = quick.forms
+    form, _ = quick.forms
     assert form((3,), other["x"], other["y"], 64, stride=9, seed=3, scale=2.0, flag=True) is compiled
     assert compiled.launches[1][:3] == (3, 1, 1)
 
@@ -193,7 +193,7 @@ def test_hooks_of_profilers_are_called_by_the_long_way() -> None:
             assert launch(quick, FIRST) is UNKNOWN
             watched = make_quick()
             kept(watched, FIRST)
-            assert watched.forms == ()
+            assert watched.forms == (know_nothing,)
         finally:
             chain.remove(hook)
     kernel.add_pre_run_hook(hook)
@@ -206,7 +206,7 @@ def test_hooks_of_profilers_are_called_by_the_long_way() -> None:
         assert launch(quick, FIRST) is UNKNOWN
         debugged = make_quick()
         kept(debugged, FIRST)
-        assert debugged.forms == ()
+        assert debugged.forms == (know_nothing,)
     assert launch(quick, FIRST) is compiled
 
 
@@ -234,7 +234,7 @@ def test_what_cannot_be_told_by_its_arguments_is_not_kept() -> None:
     ):
         quick = make_quick()
         quick.keep(values, with_config, compiled, Tally(), -1)
-        assert quick.forms == ()
+        assert quick.forms == (know_nothing,)
 
 
 def test_kinds_and_forms_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,12 +248,12 @@ def test_kinds_and_forms_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     values: tuple[Any, ...] = (1, 0.5, None, True, "a", torch.zeros(1))
     for a, b in itertools.product(values[:3], values[:3]):
         kept(quick, call(stride=a, scale=b))
-    assert len(quick.forms) == MAX_FORMS
+    assert len(quick.forms) == MAX_FORMS + 1
 
 
 def test_missing_and_superfluous_arguments_are_errors_that_name_the_kernel() -> None:
     quick = make_quick()
     kept(quick, FIRST)
-    (form,) = quick.forms
+    form, _ = quick.forms
     with pytest.raises(TypeError, match=r"kernel\(\) missing 2 required positional arguments: 'scale' and 'flag'"):
         form((1,), FIRST["x"], FIRST["y"], 64, 5, 7)

@@ -153,15 +153,14 @@ def _obedient(stock: type) -> type:
 
 def _over(tuner: Any, grid: Any) -> Callable[..., Any]:
     """What launches an adopted kernel over a grid."""
-    binding: Binding = tuner.__dict__[BINDING]
-    run = tuner.run
+    forms = tuner.__dict__[BINDING].forms
 
     def launch(*args: Any, **kwargs: Any) -> Any:
-        for form in binding.forms:
+        for form in forms:
             done = form(grid, *args, **kwargs)
             if done is not UNKNOWN:
                 return done
-        return run(*args, grid=grid, warmup=False, **kwargs)
+        return tuner.run(*args, grid=grid, warmup=False, **kwargs)
 
     return launch
 

@@ -27,7 +27,7 @@ from tunefarm.runtime.kernels import (
     triton_version,
 )
 from tunefarm.runtime.lookup import Offer, Shortlist, explain, find, readable, shortlist
-from tunefarm.runtime.quick import Quick, make_quick
+from tunefarm.runtime.quick import Quick, know_nothing, make_quick
 from tunefarm.runtime.tracing import UNSELECTABLE, TracedRow, make_fall_back, make_prune, selectable
 from tunefarm.source import source_hash
 
@@ -64,7 +64,8 @@ class Binding:
         stock: the autotuner as it was, untouched: it answers what no row does, and tells the tuner what was declared.
         owned: marked with `tunefarm.autotune`.
         signature: what the kernel takes.
-        quick: launches calls of kinds that were decided before; None where something else has a part in every launch.
+        quick: remembers what was launched; None where something else has a part in every launch.
+        forms: functions (grid, *arguments) that launch calls of kinds that were decided before.
     """
 
     tuner: Any
@@ -72,6 +73,7 @@ class Binding:
     owned: bool
     signature: Signature
     quick: Quick | None = None
+    forms: tuple[Any, ...] = (know_nothing,)
     _generation: int = -1
     _hash: str = ""
     _traceable: bool = False
@@ -126,11 +128,6 @@ class Binding:
         self._generation = -1
 
     # Eager launches.
-
-    @property
-    def forms(self) -> tuple[Any, ...]:
-        """Functions (grid, *arguments) that launch calls of kinds that were decided before."""
-        return self.quick.forms if self.quick is not None else ()
 
     @property
     def tunes_itself(self) -> bool:
@@ -203,6 +200,7 @@ class Binding:
         values = {**dict(zip(self.signature.arguments, args, strict=False)), **kwargs}
         values.pop("grid", None), values.pop("warmup", None)
         self.quick.keep(values, choice.config, launched, choice.tally, choice.index)
+        self.forms = self.quick.forms
 
     def tunes(self, choice: Choice) -> bool:
         """Whether a call that no row answers is tuned as ever, now."""

@@ -37,7 +37,7 @@ def {name}(_tf_grid, /, {parameters}, **_tf_rest):
     _tf_found = _tf_kept.get({key})
     if _tf_found is None:
         return _tf_unknown
-    _tf_compiled, _tf_run, _tf_function, _tf_packed, _tf_index, _tf_config, _tf_tally, {own} = _tf_found
+    _tf_compiled, _tf_run, _tf_function, _tf_packed, _tf_index, _tf_config, _tf_tally{own} = _tf_found
     if _tf_device() != _tf_index:
         return _tf_unknown
     if callable(_tf_grid):
@@ -55,6 +55,11 @@ def {name}(_tf_grid, /, {parameters}, **_tf_rest):
 def _tf_key({parameters}):
     return {key}
 """
+
+
+def know_nothing(_grid: Any, /, *_args: Any, **_kwargs: Any) -> Any:
+    """The form of a kernel that has not been launched yet."""
+    return UNKNOWN
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -77,7 +82,7 @@ class Quick:
     dims: frozenset[str]
     constexprs: frozenset[str]
     generation: int
-    forms: tuple[Callable[..., Any], ...] = ()
+    forms: tuple[Callable[..., Any], ...] = (know_nothing,)
     _known: dict[Any, tuple[dict[Any, Any], Callable[..., Any]]] = field(default_factory=dict)
 
     def keep(self, values: Mapping[str, Any], config: Any, compiled: Any, tally: Any, index: int) -> None:
@@ -104,7 +109,7 @@ class Quick:
             kept: dict[Any, Any] = {}
             form, key = self._written(kinds, tuple(own), kept)
             self._known[kinds] = kept, key
-            self.forms = (*self.forms, form)
+            self.forms = (form, *self.forms)
         kept, key = self._known[kinds]
         if len(kept) >= MAX_KEPT:
             kept.clear()
@@ -152,7 +157,8 @@ class Quick:
             "_tf_unknown": UNKNOWN, "_tf_unset": _UNSET, "_tf_kept": kept, "_tf_tuner": self.tuner,
             "_tf_tensors": frozenset((torch.Tensor, torch.nn.Parameter)), "_tf_active": ACTIVE,
             "_tf_device": torch._C._cuda_getDevice, "_tf_stream": driver.active.get_current_stream,
-            "_tf_runtime": runtime, "_tf_pre_run": self.tuner.fn.pre_run_hooks,
+            "_tf_settings": vars(runtime), "_tf_settings_then": dict(vars(runtime)),
+            "_tf_pre_run": self.tuner.fn.pre_run_hooks,
             "_tf_enter": runtime.launch_enter_hook, "_tf_leave": runtime.launch_exit_hook,
             "_tf_used": used, "_tf_changed": lambda: any(g.get(name) != v for (name, _), (v, g) in used.items()),
         }  # fmt: skip
@@ -160,9 +166,7 @@ class Quick:
         key: list[str] = []
         guards = [
             "_tf_rest", f"_tf_active.generation != {self.generation}", "_tf_used and _tf_changed()",
-            "_tf_pre_run", "_tf_runtime.debug", "_tf_runtime.add_stages_inspection_hook is not None",
-            "_tf_runtime.launch_enter_hook is not _tf_enter", "_tf_enter.calls",
-            "_tf_runtime.launch_exit_hook is not _tf_leave", "_tf_leave.calls",
+            "_tf_pre_run", "_tf_settings != _tf_settings_then", "_tf_enter.calls", "_tf_leave.calls",
         ]  # fmt: skip
         for name, kind in kinds:
             optional = bool(parameters) and "=" in parameters[-1]
@@ -176,7 +180,7 @@ class Quick:
             key += [part.format(name) for part in self._parts(name, kind)]
         text = _TEXT.format(
             name=self.tuner.base_fn.__name__, parameters=", ".join(parameters), guards=" or ".join(guards),
-            key=f"({', '.join(key)},)", own="".join(f"{name}, " for name in own) + "*_tf_nothing",
+            key=f"({', '.join(key)},)", own="".join(f", {name}" for name in own),
             bound=f"{{{', '.join(f'{name!r}: {name}' for name in self.arguments)}}}",
             arguments=", ".join(self.arguments),
         )  # fmt: skip
