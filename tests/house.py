@@ -135,6 +135,7 @@ HOUSE = """
     contest
     unify
     errands
+    desks
     sweep
     recording
     noise
