@@ -155,6 +155,9 @@ HOUSE = """
     cli.pack                typer* rich
     cli.plan                typer*
     cli.record              typer*
+    cli.order
+    cli.exporting
+    cli.closing             typer*
     cli.sweep               typer*
     cli.app                 typer*
     cli.__main__
