@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,9 +153,15 @@ def plan_order(order: Order, live: Sequence[Device], *, complete: bool) -> list[
 
 def earlier_pack(export: str) -> Pack | None:
     """The pack that a sweep would update; None if there is none."""
+    return _load(export, Path(export).stat().st_mtime_ns) if export and Path(export).exists() else None
+
+
+@functools.lru_cache(maxsize=1)
+def _load(path: str, written_ns: int) -> Pack:
+    # Each of many experiments asks for it twice.
     from tunefarm.pack import load_pack
 
-    return load_pack(export) if export and Path(export).exists() else None
+    return load_pack(path)
 
 
 def open_ledger(order: Order, planned: Sequence[PlannedStudy]) -> FileLedger:
