@@ -124,6 +124,7 @@ HOUSE = """
     .
 
     plan                    torch
+    missed
     dispatch
     turns
     builds
@@ -145,6 +146,7 @@ HOUSE = """
     cli.folders
     cli.terminal            rich
     cli.opening             torch triton
+    cli.order
     cli.doctor              typer* torch triton pynvml
     cli.aa                  typer* rich
     cli.pack_verify         typer* rich
@@ -154,8 +156,8 @@ HOUSE = """
     cli.pack_interop        typer*
     cli.pack                typer* rich
     cli.plan                typer*
+    cli.misses              typer*
     cli.record              typer*
-    cli.order
     cli.exporting
     cli.closing             typer*
     cli.sweep               typer*
