@@ -31,7 +31,7 @@ from tunefarm.schedule.events import Budget
 from tunefarm.seams import Clock, Fleet
 from tunefarm.source import source_hash
 from tunefarm.study import StudyResult
-from tunefarm.sweep import Sweep
+from tunefarm.sweep import Sweep, run_through
 from tunefarm.trial import FINAL, Failure, Outcome
 
 GPU = replace(nominal("sm_90"), name="Test GPU", live=True)
@@ -318,16 +318,19 @@ def play(
     board = BuildBoard(resolved, BuildStore(store / "builds"))
     dispatch = Dispatch(fleet, budget=budget, clock=clock)
     try:
-        competition = Sweep(
-            resolved, planned, dispatch=dispatch, board=board, ledger=written, memo=written.memo(),
-            tracker=NullTracker(), watcher=Silent(act), num_builders=2, incumbents=incumbents,
+        watcher = Silent(act)
+        sweep = Sweep(
+            resolved, planned, ledger=written, memo=written.memo(), tracker=NullTracker(), watcher=watcher,
+            incumbents=incumbents,
         )  # fmt: skip
-        results = competition.run_through()
+        run_through([sweep], dispatch=dispatch, board=board, watcher=watcher, num_builders=2)
+        if sweep.error is not None:
+            raise sweep.error
     finally:
         written.close()
     return Played(
-        results=results, ledger=written.path, board=board, dispatch=dispatch, planned=planned,
-        notices=competition.notices,
+        results=sweep.results, ledger=written.path, board=board, dispatch=dispatch, planned=planned,
+        notices=[*dispatch.notices, *sweep.notices],
     )  # fmt: skip
 
 

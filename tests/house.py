@@ -126,6 +126,7 @@ HOUSE = """
     .
 
     plan                    torch
+    missed
     dispatch
     turns
     builds
@@ -137,6 +138,7 @@ HOUSE = """
     contest
     unify
     errands
+    desks
     sweep
     recording
     noise
@@ -146,6 +148,7 @@ HOUSE = """
     cli.folders
     cli.terminal            rich
     cli.opening             torch triton
+    cli.order
     cli.doctor              typer* torch triton pynvml
     cli.aa                  typer* rich
     cli.pack_verify         typer* rich
@@ -155,7 +158,10 @@ HOUSE = """
     cli.pack_interop        typer*
     cli.pack                typer* rich
     cli.plan                typer*
+    cli.misses              typer*
     cli.record              typer*
+    cli.exporting
+    cli.closing             typer*
     cli.sweep               typer*
     cli.app                 typer*
     cli.__main__

@@ -15,7 +15,7 @@ from tunefarm.bench.store import BuildStore
 from tunefarm.bench.worker import build
 from tunefarm.builds import BuildBoard
 from tunefarm.cli.opening import open_experiment
-from tunefarm.cli.sweep import _text
+from tunefarm.cli.order import _text
 from tunefarm.config import Config
 from tunefarm.errors import InfrastructureError, UserError
 from tunefarm.plan import Target, plan

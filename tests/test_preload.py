@@ -13,8 +13,8 @@ import sys
 from tunefarm.bench import preload
 from tunefarm.spec.workload import WorkloadRef
 
-ref = WorkloadRef(call="", kernel="", object=f"{sys.argv[2]}:workload") if len(sys.argv) > 2 else None
-getattr(preload, sys.argv[1])(ref)
+refs = [WorkloadRef(call="", kernel="", object=f"{path}:workload") for path in sys.argv[2:]]
+getattr(preload, sys.argv[1])(*refs)
 import torch
 print("triton.compiler" in sys.modules, "torch._dynamo" in sys.modules, torch.cuda.is_initialized())
 print(sorted(name for name in sys.modules if "softmax" in name)[:1])

@@ -16,7 +16,7 @@ import pytest
 from farm import LARGE, THREE, events, tunefarm, write_experiment, write_landscape
 
 from tunefarm.cli.opening import open_experiment, read_known
-from tunefarm.cli.sweep import _pasts
+from tunefarm.cli.order import find_pasts
 from tunefarm.config import Config
 from tunefarm.device import nominal
 from tunefarm.errors import LandscapeError, LedgerError, UserError
@@ -185,7 +185,7 @@ def test_a_file_is_read_once_before_any_work(tmp_path: Path, store: Path) -> Non
     old.unlink()
     planned = plan(resolved, choose_targets(resolved.experiment, []))
     with closing(open_ledger(tmp_path / "ledger.jsonl", {"experiment": "fill", "conditions": "a"})) as ledger:
-        (past,) = _pasts("fill_kernel", planned, ledger, known)
+        (past,) = find_pasts("fill_kernel", planned, ledger, known)
     assert set(past.configs) == set(planned[0].candidates)
 
 

@@ -20,7 +20,7 @@ from tunefarm.plan import Call
 from tunefarm.schedule.events import OVERDUE, Job
 from tunefarm.source import source_hash
 from tunefarm.spec.experiment import Resolved
-from tunefarm.spec.workload import load_workload
+from tunefarm.spec.workload import Workload, WorkloadRef, load_workload
 from tunefarm.trial import Build, Failure, Outcome
 
 BUILD_S = 0.3
@@ -67,17 +67,17 @@ class Slot:
 
 
 class BuildBoard:
-    """Every build of a sweep, once.
+    """Every build of a sweep, or of several that go on side by side, once.
 
     Args:
-        resolved: whose workload is built.
+        resolved: an experiment whose workload is built; others are loaded when something of theirs is.
         store: builds of earlier sweeps; what is built now is kept there.
     """
 
     def __init__(self, resolved: Resolved, store: BuildStore) -> None:
-        self._resolved, self._store = resolved, store
-        self._source = source_hash(resolved.workload.kernel)
-        self._workloads = {resolved.experiment.ref: resolved.workload}
+        self._store = store
+        self._workloads: dict[WorkloadRef, tuple[Workload, str]] = {}
+        self._meet(resolved.experiment.ref, resolved.workload)
         self._slots: dict[tuple[Call, Config], Slot] = {}
         self._known: dict[str, tuple[Build, Artifact] | tuple[Outcome, Failure]] = {}
         self.num_compiled = 0
@@ -103,8 +103,11 @@ class BuildBoard:
             self._slots[place] = Slot(key=key, grid=grid, request=request)
         return self._slots[place]
 
+    def _meet(self, ref: WorkloadRef, workload: Workload) -> tuple[Workload, str]:
+        return self._workloads.setdefault(ref, (workload, source_hash(workload.kernel)))
+
     def _learn(self, call: Call, config: Config) -> tuple[str, tuple[int, int, int]]:
-        workload = self._workloads.get(call.ref) or self._workloads.setdefault(call.ref, load_workload(call.ref))
+        workload, source = self._workloads.get(call.ref) or self._meet(call.ref, load_workload(call.ref))
         try:
             inputs = make_inputs(workload, call.variables, "meta")
             launch = learn(workload, inputs, config, call.device.target)
@@ -114,7 +117,7 @@ class BuildBoard:
             failure = Failure(stage="launch", kind="UserError", message=str(e.args[0])[:400], detail=e.hint)
             self._known[key] = Outcome.USER_ERROR, failure
             return key, (1, 1, 1)
-        return build_key(self._source, launch, call.device.target), launch.grid
+        return build_key(source, launch, call.device.target), launch.grid
 
     def find(self, slot: Slot, config: Config) -> Built | None:
         """What is known of a slot, from this sweep or the store; None if it must be compiled."""

@@ -198,12 +198,32 @@ def _part(a: Mapping[str, int], box_a: dict[str, Bounds], b: Mapping[str, int], 
     box_high[name] = (max(box_high[name][0], cut), box_high[name][1])
 
 
-def update(old: Pack, new: Pack) -> Pack:
+def join(packs: Sequence[Pack]) -> Pack:
+    """One pack of what several sweeps found at a time; where two answer one problem, the later one does.
+
+    Tables of one kernel and device that differ in source, toolchain or timer stay beside each other.
+    """
+    tables: list[Table] = []
+    for table in (table for pack in packs for table in pack.tables):
+        same = next((n for n, other in enumerate(tables) if _is_same(other, table)), None)
+        if same is None:
+            tables.append(table)
+        else:
+            tables[same] = _merge(tables[same], table)
+    return seal(Pack(tables=tuple(tables)))
+
+
+def update(old: Pack, new: Pack, *, current: Collection[str] = ()) -> Pack:
     """An older pack after a new sweep: only what the sweep measured is replaced.
 
     A row whose config the sweep confirmed stays as it was; tables of other kernels and devices stay byte for byte;
     rows of the same kernel measured under another Triton stay until they are measured again; rows of another source of
     the kernel go, because nothing can use them any more.
+
+    Args:
+        old: the pack.
+        new: of the sweep.
+        current: further source hashes that are in use: kernels of one name may be several.
 
     Raises:
         UserError: the result would mix measured and replayed rows.
@@ -213,20 +233,26 @@ def update(old: Pack, new: Pack) -> Pack:
             f"would mix {' and '.join(sorted(sources))} rows in one pack",
             hint="export to another file, or remove this one",
         )
-    fresh = {(t.kernel, t.device.key): t for t in new.tables}
+    fresh = list(new.tables)
     tables: list[Table] = []
     for table in old.tables:
-        place = table.kernel, table.device.key
-        swept = fresh.get(place)
-        if swept is None:
+        same = next((n for n, swept in enumerate(fresh) if _is_same(table, swept)), None)
+        if same is not None:
+            fresh[same] = _merge(table, fresh[same])
+            continue
+        rivals = [t for t in fresh if (t.kernel, t.device.key) == (table.kernel, table.device.key)]
+        akin = [swept for swept in rivals if swept.source_hash == table.source_hash]
+        if not rivals or (table.source_hash in current and not akin):
             tables.append(table)
-        elif table.key == swept.key and _conditions(table) == _conditions(swept):
-            fresh[place] = _merge(table, swept)
-        elif table.source_hash == swept.source_hash:
-            measured = {row.identity for row in swept.rows}
+        elif akin:
+            measured = {row.identity for swept in akin for row in swept.rows}
             if kept := tuple(row for row in table.rows if row.identity not in measured):
                 tables.append(replace(table, rows=kept))
-    return seal(Pack(tables=(*tables, *fresh.values())))
+    return seal(Pack(tables=(*tables, *fresh)))
+
+
+def _is_same(a: Table, b: Table) -> bool:
+    return (a.kernel, a.device.key, a.key, _conditions(a)) == (b.kernel, b.device.key, b.key, _conditions(b))
 
 
 def _conditions(table: Table) -> tuple[Any, ...]:
@@ -244,8 +270,8 @@ def _merge(old: Table, new: Table) -> Table:
     return old if set(rows) == set(old.rows) else replace(new, rows=rows)
 
 
-def write_export(path: Path, pack: Pack) -> Pack:
-    """Writes a pack, or updates the one that is there; an unchanged pack is not touched.
+def write_export(path: Path, pack: Pack, *, current: Collection[str] = ()) -> Pack:
+    """Writes a pack, or updates the one that is there; an unchanged pack is not touched. `current` is as for `update`.
 
     Returns:
         What the file holds now.
@@ -259,7 +285,7 @@ def write_export(path: Path, pack: Pack) -> Pack:
         return pack
     old = load_pack(path)
     try:
-        merged = update(old, pack)
+        merged = update(old, pack, current=current)
     except UserError as e:
         raise UserError(str(e.args[0]), file=str(path), hint=e.hint) from None
     if merged != old:

@@ -168,7 +168,7 @@ def load(path: Path) -> Landscape:
         ) from None
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=64)
 def load_cached(path: str) -> Landscape:
     """`load`, once a process for each path."""
     return load(Path(path))

@@ -2,6 +2,8 @@
 
 plan       studies and candidates                       plan.py
 contests   build, explore, finals, crown: one a study   contest.py and finals.py, over bench and search; unify.py
+desks      what each contest waits for; several         desks.py
+           experiments go on side by side
 dispatch   who works on what, and whose turn it is      dispatch.py and turns.py, over schedule and fleet
 record     every step in the ledger; MLflow mirrors     record
            it, and an Optuna storage its trials         search.mirror
@@ -9,40 +11,34 @@ record     every step in the ledger; MLflow mirrors     record
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
-from tunefarm.bench.meter import Answers
 from tunefarm.builds import BUILD_S, BuildBoard
 from tunefarm.config import Config
 from tunefarm.contest import Contest
-from tunefarm.dispatch import Dispatch, Done
-from tunefarm.errands import measure_job
-from tunefarm.errors import InfrastructureError
+from tunefarm.desks import Desks, Part
+from tunefarm.dispatch import Dispatch
 from tunefarm.minutes import Minutes
-from tunefarm.plan import Call, PlannedStudy, located
+from tunefarm.plan import PlannedStudy
 from tunefarm.record.memo import Memo
 from tunefarm.record.tracking import Tracker
-from tunefarm.schedule.events import Job
 from tunefarm.seams import Ledger, Mirror, NullMirror
 from tunefarm.search.transfer import Past
-from tunefarm.spec.experiment import Resolved
+from tunefarm.spec.experiment import Experiment, Resolved
 from tunefarm.study import StudyResult
-from tunefarm.turns import Turns
 from tunefarm.unify import families, unify
-from tunefarm.wants import Got, Steps, Want
 
 EAGER_S = 45.0
 """Everything is compiled beforehand if that is expected to take no longer than this."""
 
 
 class Watcher(Protocol):
-    """Who is told how the sweep goes, for people."""
+    """Who is told how the sweeps go, for people."""
 
     def began(self, contests: Sequence[Contest], num_builds: int) -> None:
-        """The sweep begins; `num_builds` is the number of compilations known to be ahead, 0 if it is open."""
+        """A sweep begins; `num_builds` is the number of compilations known to be ahead, 0 if it is open."""
         ...
 
     def moved(self, board: BuildBoard, contests: Sequence[Contest]) -> None:
@@ -54,31 +50,20 @@ class Watcher(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class _Desk:
-    """A contest, and what it waits for."""
-
-    contest: Contest
-    steps: Steps
-    want: Want = field(default_factory=Want)
-    waiting: set[str] = field(default_factory=set)
-    answers: dict[str, Answers | str] = field(default_factory=dict)
-    questions: tuple[str, ...] = ()
-
-
 class Sweep:
-    """One sweep in progress.
+    """One experiment on its way to winners.
+
+    Attributes:
+        contests: of its studies, once it has begun.
+        error: what broke it, if something did.
 
     Args:
         resolved: the experiment.
         planned: its studies.
-        dispatch: who works.
-        board: what is built.
         ledger: where everything is recorded.
         memo: what the ledger knew when it was opened.
         tracker: its mirror for people.
         watcher: who is told.
-        num_builders: build workers, to judge whether all can be compiled beforehand.
         incumbents: configs of an earlier pack, by study key.
         pasts: what is known of the kernel from elsewhere.
         mirror: where people see the trials of a study as it goes on.
@@ -89,88 +74,104 @@ class Sweep:
         resolved: Resolved,
         planned: Sequence[PlannedStudy],
         *,
-        dispatch: Dispatch,
-        board: BuildBoard,
         ledger: Ledger,
         memo: Memo,
         tracker: Tracker,
         watcher: Watcher,
-        num_builders: int,
         incumbents: dict[str, Config] | None = None,
         pasts: Sequence[Past] = (),
         mirror: Mirror = NullMirror(),  # noqa: B008 (it has no state)
     ) -> None:
-        self._mirror = mirror
-        self._dispatch, self._board, self._tracker, self._watcher = dispatch, board, tracker, watcher
-        self._experiment = resolved.experiment
-        self._turns = Turns(dispatch)
-        missing = self._missing(planned)
-        self._num_builds = missing if missing * BUILD_S / max(1, num_builders) <= EAGER_S else 0
-        eager = not missing or self._num_builds > 0
-        weight = sum(study.study.weight for study in planned)
-        self.contests = [
-            _contest(
-                resolved,
-                study,
-                Minutes(study=study.study.key, ledger=ledger, memo=memo),
-                eager,
-                incumbents or {},
-                pasts,
-                study.study.weight / weight,
-            )
-            for study in planned
-        ]
-        for contest in self.contests:
-            contest.show = partial(mirror.show, contest.planned.study)
-        self._desks: list[_Desk] = []
-        self._parked: list[_Desk] = []
-        self._in_finals = False
-        self._by_job: dict[str, list[_Desk]] = {}
-        self._building: set[str] = set()
-        self._num_questions = 0
+        self._resolved, self._planned, self._ledger, self._memo = resolved, planned, ledger, memo
+        self._tracker, self._watcher, self._mirror = tracker, watcher, mirror
+        self._incumbents, self._pasts = incumbents or {}, pasts
+        self._results: dict[int, StudyResult] = {}
+        self.contests: list[Contest] = []
+        self.error: Exception | None = None
+
+    @property
+    def experiment(self) -> Experiment:
+        """What it is about."""
+        return self._resolved.experiment
+
+    @property
+    def weight(self) -> float:
+        """Of all its studies."""
+        return sum(study.study.weight for study in self._planned)
+
+    @property
+    def results(self) -> list[StudyResult]:
+        """Of its studies, in the order of the plan; of all of them unless something broke it."""
+        return [self._results[id(contest)] for contest in self.contests if id(contest) in self._results]
 
     @property
     def notices(self) -> list[str]:
         """What people should know of how it went, each once."""
-        told = (notice for contest in self.contests for notice in contest.tally.notices)
-        return list(dict.fromkeys((*self._dispatch.notices, *told)))
+        return list(dict.fromkeys(notice for contest in self.contests for notice in contest.tally.notices))
 
-    def _missing(self, planned: Sequence[PlannedStudy]) -> int:
+    def begin(self, board: BuildBoard, num_builders: int, all_weights: float) -> list[Part]:
+        """Opens a contest for each study.
+
+        Args:
+            board: what is built.
+            num_builders: build workers, to judge whether all can be compiled beforehand.
+            all_weights: of the studies of every sweep that competes for the same workers.
+        """
+        self._tracker.start()
+        missing = self._missing(board)
+        num_builds = missing if missing * BUILD_S / max(1, num_builders) <= EAGER_S else 0
+        eager = not missing or num_builds > 0
+        self.contests = [
+            _contest(
+                self._resolved,
+                study,
+                Minutes(study=study.study.key, ledger=self._ledger, memo=self._memo),
+                eager,
+                self._incumbents,
+                self._pasts,
+                study.study.weight / all_weights,
+            )
+            for study in self._planned
+        ]
+        for contest in self.contests:
+            contest.show = partial(self._mirror.show, contest.planned.study)
+        self._watcher.began(self.contests, num_builds)
+        return [
+            Part(contest=contest, steps=contest.run_through(), then=partial(self._take, contest))
+            for contest in self.contests
+        ]
+
+    def _missing(self, board: BuildBoard) -> int:
         """Compilations that building every candidate would take."""
         keys = set()
-        for study in planned:
+        for study in self._planned:
             for config in study.candidates:
-                slot = self._board.slot(study.call, config)
-                if self._board.find(slot, config) is None:
+                slot = board.slot(study.call, config)
+                if board.find(slot, config) is None:
                     keys.add(slot.key)
         return len(keys)
 
-    def run_through(self) -> list[StudyResult]:
-        """Runs all contests side by side.
+    def _take(self, contest: Contest, result: StudyResult) -> None:
+        self._results[id(contest)] = result
+        if not self.experiment.accept.one_config_over:
+            self._tell(contest, result)
 
-        Returns:
-            Their results, in the order of the plan.
+    def agree(self) -> list[Part]:
+        """What is left to do once all studies have ended: those that are to share one config agree on it."""
+        over = self.experiment.accept.one_config_over
+        groups = families(list(zip(self.contests, self.results, strict=True)), over)
+        return [
+            Part(contest=family[0][0], steps=unify(family, over), then=partial(self._share, family))
+            for family in groups
+        ]
 
-        Raises:
-            UserError: the workload, a landscape or the ledger cannot serve the sweep.
-            InfrastructureError: no worker could do what must be done.
-        """
-        self._watcher.began(self.contests, self._num_builds)
-        results: list[StudyResult] = self._play([(contest, contest.run_through()) for contest in self.contests])
-        if over := self._experiment.accept.one_config_over:
-            results = self._agree(results, over)
-        return results
+    def _share(self, family: Sequence[tuple[Contest, StudyResult]], shared: Sequence[StudyResult]) -> None:
+        self._results |= {id(contest): result for (contest, _), result in zip(family, shared, strict=True)}
 
-    def _agree(self, results: Sequence[StudyResult], over: tuple[str, ...]) -> list[StudyResult]:
-        """The results once studies that are to share one config do."""
-        by_contest = dict(zip(map(id, self.contests), results, strict=True))
-        groups = families(list(zip(self.contests, results, strict=True)), over)
-        agreed = self._play([(family[0][0], unify(family, over)) for family in groups])
-        for family, shared in zip(groups, agreed, strict=True):
-            by_contest |= {id(contest): result for (contest, _), result in zip(family, shared, strict=True)}
-        for contest in self.contests:
-            self._tell(contest, by_contest[id(contest)])
-        return [by_contest[id(contest)] for contest in self.contests]
+    def tell_shared(self) -> None:
+        """Tells of studies that share one config, once all do."""
+        for contest, result in zip(self.contests, self.results, strict=True):
+            self._tell(contest, result)
 
     def _tell(self, contest: Contest, result: StudyResult) -> None:
         self._tracker.study(result, contest.best_ms)
@@ -178,132 +179,34 @@ class Sweep:
             self._mirror.show(result.study, result.trials, result.winner)
         self._watcher.ended(result)
 
-    def _play(self, parts: Sequence[tuple[Contest, Steps]]) -> list[Any]:
-        """Goes through all steps side by side; what they return, in order."""
-        self._desks = [_Desk(contest=contest, steps=steps) for contest, steps in parts]
-        ended: dict[int, Any] = {}
-        for desk in self._desks:
-            self._resume(desk, None, ended)
-        self._open_finals(ended)
-        self._turns.serve()
-        while len(ended) < len(self._desks):
-            done = self._dispatch.wait()
-            if not done:
-                raise InfrastructureError("the sweep waits for nothing", hint="please report this")
-            ready = [desk for each in done for desk in self._arrive(each)]
-            if self._dispatch.spent:
-                ready += self._leave_unbuilt()
-            for desk in ready:
-                self._resume(desk, self._got(desk), ended)
-            self._open_finals(ended)
-            self._turns.serve()
-            self._watcher.moved(self._board, self.contests)
-        return [ended[id(desk)] for desk in self._desks]
 
-    def _resume(self, desk: _Desk, got: Got | None, ended: dict[int, Any]) -> None:
-        """Lets a contest go on until it waits for somebody, or has ended."""
-        while True:
-            try:
-                desk.want = next(desk.steps) if got is None else desk.steps.send(got)
-            except StopIteration as stop:
-                ended[id(desk)] = stop.value
-                if not self._experiment.accept.one_config_over:
-                    self._tell(desk.contest, stop.value)
-                return
-            if desk.want.is_final and not self._in_finals:
-                self._parked.append(desk)
-                return
-            self._post(desk)
-            if desk.waiting:
-                return
-            got = self._got(desk)
+def run_through(
+    sweeps: Sequence[Sweep], *, dispatch: Dispatch, board: BuildBoard, watcher: Watcher, num_builders: int
+) -> None:
+    """Runs the contests of all sweeps side by side. What breaks one stands in its `error`; the others go on.
 
-    def _open_finals(self, ended: dict[int, Any]) -> None:
-        """Lets the finals begin once no study explores any more: they all are held in one fresh process a GPU."""
-        if not self._parked or len(self._parked) + len(ended) < len(self._desks):
-            return
-        self._in_finals = True
-        parked, self._parked = self._parked, []
-        for desk in parked:
-            self._post(desk)
-            if not desk.waiting:
-                self._resume(desk, self._got(desk), ended)
+    Args:
+        sweeps: the experiments.
+        dispatch: who works.
+        board: what is built.
+        watcher: who is told.
+        num_builders: build workers.
 
-    def _post(self, desk: _Desk) -> None:
-        """Hands what a contest wants to the dispatch, save what is known or under way."""
-        jobs: list[tuple[Job, Callable[[], object]]] = []
-        for call, config in desk.want.builds:
-            if job_id := self._build_job(call, config, jobs, priority=2):
-                self._wait_for(desk, job_id)
-        for call, config in desk.want.ahead:
-            self._build_job(call, config, jobs, priority=0)
-        asked = []
-        for question in desk.want.questions:
-            self._num_questions += 1
-            asked.append(measure_job(f"measure:{self._num_questions}", question))
-            self._wait_for(desk, asked[-1][0].id)
-        desk.questions, desk.answers = tuple(job.id for job, _ in asked), {}
-        if asked and not desk.want.is_final:
-            self._turns.wait(asked, desk.want.claim)
-        else:
-            jobs += asked
-        if jobs:
-            self._dispatch.submit(jobs)
+    Raises:
+        InfrastructureError: no worker could do what must be done.
+    """
 
-    def _wait_for(self, desk: _Desk, job_id: str) -> None:
-        # Two checks may need the same build: who is called back twice for it would go on before it has its answers.
-        if job_id not in desk.waiting:
-            desk.waiting.add(job_id)
-            self._by_job.setdefault(job_id, []).append(desk)
+    def moved() -> None:
+        watcher.moved(board, [contest for sweep in sweeps for contest in sweep.contests])
 
-    def _build_job(
-        self, call: Call, config: Config, jobs: list[tuple[Job, Callable[[], object]]], *, priority: int
-    ) -> str:
-        """The id of the job that builds a config, submitted if it is new; empty if the build is there."""
-        slot = self._board.slot(call, config)
-        if self._board.find(slot, config) is not None:
-            return ""
-        job, run = self._board.job(slot, priority=priority)
-        if job.id not in self._building:
-            self._building.add(job.id)
-            jobs.append((job, run))
-        return job.id
-
-    def _arrive(self, done: Done) -> list[_Desk]:
-        """Takes in a finished job; returns the contests that have all they waited for."""
-        if done.error is not None:
-            raise located(done.error, self._experiment)
-        self._turns.end(done.job)
-        desks = self._by_job.pop(done.job, [])
-        if done.job in self._building:
-            self._building.discard(done.job)
-            self._board.take(done)
-        else:
-            value = done.value if done.value is not None else (done.condemned or done.given_up)
-            if done.given_up and not self._dispatch.spent:
-                raise InfrastructureError(f"a measurement was given up: {done.given_up}")
-            for desk in desks:
-                desk.answers[done.job] = value
-        for desk in desks:
-            desk.waiting.discard(done.job)
-        return [desk for desk in desks if not desk.waiting]
-
-    def _leave_unbuilt(self) -> list[_Desk]:
-        """Desks that wait for builds which nobody will measure any more, freed of that."""
-        left = [desk for desk in self._desks if desk.waiting and not desk.questions and not desk.want.essential]
-        for desk in left:
-            for job_id in desk.waiting:
-                self._by_job[job_id].remove(desk)
-            desk.waiting.clear()
-        return left
-
-    def _got(self, desk: _Desk) -> Got:
-        found = [self._board.find(self._board.slot(call, config), config) for call, config in desk.want.builds]
-        return Got(
-            built=tuple(built for built in found if built is not None),
-            answers=tuple(desk.answers[name] for name in desk.questions),
-            spent=self._dispatch.spent,
-        )
+    desks = Desks(dispatch, board, moved)
+    weights = sum(sweep.weight for sweep in sweeps)
+    desks.play([(sweep, partial(sweep.begin, board, num_builders, weights)) for sweep in sweeps])
+    sharing = [sweep for sweep in sweeps if sweep.error is None and sweep.experiment.accept.one_config_over]
+    desks.play([(sweep, sweep.agree) for sweep in sharing])
+    for sweep in sharing:
+        if sweep.error is None:
+            sweep.tell_shared()
 
 
 def _contest(

@@ -8,18 +8,18 @@ from tunefarm.errors import UserError
 from tunefarm.spec.workload import WorkloadRef, load_workload
 
 
-def load_builder(ref: WorkloadRef | None = None) -> None:
-    """Loads what building a workload takes, which costs a process many seconds."""
+def load_builder(*refs: WorkloadRef) -> None:
+    """Loads what building workloads takes, which costs a process many seconds."""
     import torch  # noqa: F401
     import triton.compiler  # noqa: F401
 
-    if ref is not None:
+    for ref in refs:
         with contextlib.suppress(UserError):  # whoever needs it will say what is wrong with it
             load_workload(ref)
 
 
-def load_meter(ref: WorkloadRef | None = None) -> None:
-    """Loads what measuring a workload takes; leaves the GPU alone."""
+def load_meter(*refs: WorkloadRef) -> None:
+    """Loads what measuring workloads takes; leaves the GPU alone."""
     import torch._dynamo  # noqa: F401 (PyTorch loads it with the first context manager of its own that is entered)
 
-    load_builder(ref)
+    load_builder(*refs)

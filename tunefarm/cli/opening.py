@@ -95,7 +95,7 @@ def open_fleet(
     *,
     use_gpu: bool,
     builders: int | None,
-    ref: WorkloadRef | None = None,
+    refs: Sequence[WorkloadRef] = (),
 ) -> Fleet:
     """Starts the fleet.
 
@@ -104,12 +104,12 @@ def open_fleet(
         address: of a Ray cluster; None for a local one.
         use_gpu: whether measuring workers hold GPUs, or replay.
         builders: build workers; None for one a CPU.
-        ref: where the workload is found that it will serve, if that is known.
+        refs: where the workloads are found that it will serve, if that is known.
 
     Raises:
         InfrastructureError: it cannot be started.
     """
-    warm = {"build": partial(load_builder, ref), "measure": partial(load_meter, ref)}
+    warm = {"build": partial(load_builder, *refs), "measure": partial(load_meter, *refs)}
     if kind is FleetKind.RAY:
         from tunefarm.fleet.ray import RayFleet
 
@@ -163,7 +163,7 @@ def gpu_fleet(
     """
     if not has_gpu() and not address:
         raise UserError("this measures on a GPU, and this machine has none", hint="see `tunefarm doctor`")
-    workers = open_fleet(kind, address, use_gpu=True, builders=builders, ref=ref)
+    workers = open_fleet(kind, address, use_gpu=True, builders=builders, refs=[ref] if ref else ())
     try:
         yield workers
     finally:

@@ -12,30 +12,51 @@ from tunefarm.config import counted
 from tunefarm.plan import PlannedStudy, choose_targets
 from tunefarm.plan import plan as make_plan
 
+UNMEASURABLE = "note: a sweep needs a GPU of one of these devices, or a landscape of one; it will refuse without."
+
 
 def plan(
-    experiment: Annotated[Path, typer.Argument(help="Experiment file.", show_default=False)],
+    experiments: Annotated[list[Path], typer.Argument(help="Experiment files, or folders.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show the studies of an EXPERIMENT: candidates, what each rule removed, buckets. No GPU, no compiling.
+    """Show the studies of EXPERIMENTS: candidates, what each rule removed, buckets. No GPU, no compiling.
 
     Example: tunefarm plan experiments/softmax.yaml
     """
+    from tunefarm.cli.order import about, find_experiments
+
+    files = find_experiments(experiments)
+    documents = []
+    for file in files:
+        with about(file, files):
+            documents.append(_document(file))
+    if as_json:
+        several = {"experiments": documents}
+        typer.echo(json.dumps(documents[0] if len(files) == 1 else several, indent=1))
+        return
+    for file, document in zip(files, documents, strict=True):
+        if len(files) > 1:
+            typer.echo(f"{file}:")
+        for study in document["studies"]:
+            _print(study)
+        if not any(study["meter"] in ("gpu", "replay") for study in document["studies"]):
+            typer.echo(
+                "note: a sweep needs a GPU of one of these devices, or a landscape of one; it will refuse without."
+            )
+
+
+def _document(file: Path) -> dict[str, Any]:
     from tunefarm.cli import opening
 
-    resolved = opening.open_experiment(experiment)
+    resolved = opening.open_experiment(file)
     opening.optuna_storage(None, resolved.experiment)
     studies = make_plan(resolved, choose_targets(resolved.experiment, []))
     opening.read_known(resolved)  # a sweep would refuse what cannot be read
     threshold = resolved.experiment.search.threshold
-    shown = [_describe(study, threshold) for study in studies]
-    if as_json:
-        typer.echo(json.dumps({"experiment": resolved.experiment.name, "studies": shown}, indent=1))
-        return
-    for study in shown:
-        _print(study)
-    if not any(study.target.meter for study in studies):
-        typer.echo("note: a sweep needs a GPU of one of these devices, or a landscape of one; it will refuse without.")
+    return {
+        "experiment": resolved.experiment.name,
+        "studies": [_describe(study, threshold) for study in studies],
+    }
 
 
 def _describe(study: PlannedStudy, threshold: float) -> dict[str, Any]:

@@ -1,12 +1,10 @@
-"""`tunefarm sweep`: from an experiment to a pack."""
+"""`tunefarm sweep`: from experiments to a pack."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,44 +12,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tunefarm.address import public
+from tunefarm.cli.closing import Ending, close
 from tunefarm.cli.opening import FleetKind, MeterKind
-from tunefarm.config import Config, counted
+from tunefarm.config import counted
 from tunefarm.errors import TunefarmError
 from tunefarm.seams import NullMirror
 
 if TYPE_CHECKING:
+    from tunefarm.builds import BuildBoard
+    from tunefarm.cli.order import Order
     from tunefarm.cli.terminal import Progress
-    from tunefarm.device import Device
-    from tunefarm.pack import Pack
-    from tunefarm.pasts import Story
+    from tunefarm.dispatch import Dispatch
     from tunefarm.plan import PlannedStudy
     from tunefarm.record.ledger import FileLedger
+    from tunefarm.record.tracking import Tracker
     from tunefarm.seams import Fleet, Mirror
-    from tunefarm.search.transfer import Past
-    from tunefarm.spec.experiment import Resolved
-    from tunefarm.study import StudyResult
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
-    """A sweep as it was ordered, and found sound before any machine was touched."""
-
-    resolved: Resolved
-    meter: MeterKind
-    ledger: Path
-    fresh: bool
-    tracking: str
-    optuna_storage: str
-    store: Path
+    from tunefarm.sweep import Sweep
 
 
 def sweep(
-    experiment: Annotated[Path, typer.Argument(help="Experiment file.", show_default=False)],
+    experiments: Annotated[list[Path], typer.Argument(help="Experiment files, or folders.", show_default=False)],
     fleet: Annotated[FleetKind, typer.Option(help="Where jobs run.")] = FleetKind.RAY,
     address: Annotated[str | None, typer.Option(envvar="RAY_ADDRESS", help="A running Ray cluster.")] = None,
     meter: Annotated[MeterKind, typer.Option(help="GPU, replay, or whichever is there.")] = MeterKind.AUTO,
     builders: Annotated[int | None, typer.Option(min=1, max=1024, help="Build workers; default: one a CPU.")] = None,
     sweeps: Annotated[Path, typer.Option(help="Folder of the ledgers.")] = Path("sweeps"),
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="One pack for all, whatever they say.", show_default=False)
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what earlier sweeps of this name measured.")] = False,
     tracking: Annotated[str | None, typer.Option(help="MLflow URI, or `none`.", show_default=False)] = None,
     optuna_storage: Annotated[
@@ -60,138 +48,121 @@ def sweep(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document at the end.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
-    """Tune the kernel of an EXPERIMENT, log to MLflow and export a pack. Interrupted, the same command goes on.
+    """Tune the kernels of EXPERIMENTS, log to MLflow and export a pack. Interrupted, the same command goes on.
+
+    Several go on side by side over one fleet. What breaks one of them is said at the end; the others go on.
 
     Example: tunefarm sweep experiments/softmax.yaml
     """
     from tunefarm.cli import opening
-    from tunefarm.cli.folders import store_folder
+    from tunefarm.cli.order import find_experiments, take_orders
     from tunefarm.cli.terminal import Progress
-    from tunefarm.spec.experiment import load_experiment
 
     began = time.monotonic()
     opening.check_fleet(fleet, address)
-    # What needs no PyTorch is checked before anything starts.
-    written = load_experiment(experiment)
-    uri, path = opening.tracking_uri(tracking, written), sweeps / written.name / "ledger.jsonl"
-    storage = opening.optuna_storage(optuna_storage, written, uri)
-    order = _Order(
-        resolved=opening.import_experiment(written), meter=meter, fresh=fresh, ledger=path, store=store_folder(),
-        tracking=uri, optuna_storage=storage,
+    orders = take_orders(
+        find_experiments(experiments), meter=meter, sweeps=sweeps, fresh=fresh, tracking=tracking,
+        optuna_storage=optuna_storage, out=out,
     )  # fmt: skip
     use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
-    known = opening.read_known(order.resolved)  # what cannot be read is said before any work
-    planned = _plan(order, [], complete=not use_gpu)
+    planned = _plan(orders, [], complete=not use_gpu)
     try:
-        with Progress(quiet=quiet or as_json) as progress:
+        with Progress(quiet=quiet or as_json, named=len(orders) > 1) as progress:
             progress.say(f"starting the fleet ({fleet.value})")
-            workers = opening.open_fleet(fleet, address, use_gpu=use_gpu, builders=builders, ref=written.ref)
+            refs = [order.spec.ref for order in orders]
+            workers = opening.open_fleet(fleet, address, use_gpu=use_gpu, builders=builders, refs=refs)
             try:
                 if use_gpu:
-                    planned = _plan(order, opening.live_devices(workers), complete=True)
-                with contextlib.closing(_open_ledger(order, planned)) as ledger:
-                    results, facts = _compete(order, planned, workers, ledger, progress, known)
+                    planned = _plan(orders, opening.live_devices(workers), complete=True)
+                endings, facts, failed = _compete(orders, planned, workers, progress)
             finally:
                 workers.close()
     except KeyboardInterrupt:
-        if path.exists():
+        if any(order.ledger.exists() for order in orders):
             typer.echo("interrupted: what was measured is in the ledger; the same command goes on from there", err=True)
         raise
     facts["wall_s"] = round(time.monotonic() - began, 2)
-    _close(results, facts, as_json=as_json, quiet=quiet)
+    close(endings, facts, failed, as_json=as_json, quiet=quiet)
 
 
-def _plan(order: _Order, live: Sequence[Device], *, complete: bool) -> list[PlannedStudy]:
-    """The studies, after refusing whatever can be refused already; `complete`: no further device will show up."""
-    from tunefarm.cli.opening import check_output
-    from tunefarm.errors import UserError
-    from tunefarm.plan import choose_targets, plan, require_meter
-    from tunefarm.record.ledger import check_ledger
+def _plan(orders: Sequence[Order], live: Sequence[Any], *, complete: bool) -> list[list[PlannedStudy]]:
+    from tunefarm.cli.order import about, plan_order
 
-    spec = order.resolved.experiment
-    # With GPUs still to show up, whether their landscapes can be replayed is no matter yet.
-    targets = choose_targets(spec, live, order.meter.value if complete else MeterKind.GPU.value)
-    planned = plan(order.resolved, targets)
-    if complete:
-        require_meter(spec, targets)
-    if spec.export:
-        try:
-            check_output(Path(spec.export))
-        except UserError as e:
-            raise spec.error("export", f"{spec.export} {e.args[0]}", e.hint) from None
-    pack = _earlier_pack(spec.export)
-    source = "measured" if any(target.meter == "gpu" for target in targets) else "replayed"
-    if complete and pack is not None and set(pack.sources) - {source}:
-        raise UserError(
-            f"holds {' and '.join(pack.sources)} rows, and those of this sweep would be {source}",
-            file=spec.export,
-            hint="export to another file, or remove this one",
-        )
-    check_ledger(order.ledger, {"experiment": spec.name})
+    planned = []
+    for order in orders:
+        with about(order.file, orders):
+            planned.append(plan_order(order, live, complete=complete))
     return planned
 
 
-def _earlier_pack(export: str) -> Pack | None:
-    from tunefarm.pack_reader import load_pack
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Entrant:
+    """An order that is being swept, and what is open for it."""
 
-    return load_pack(export) if export and Path(export).exists() else None
-
-
-def _open_ledger(order: _Order, planned: Sequence[PlannedStudy]) -> FileLedger:
-    from tunefarm.bench.telemetry import toolchain
-    from tunefarm.document import digest
-    from tunefarm.record.ledger import open_ledger
-    from tunefarm.source import source_hash
-
-    spec, workload = order.resolved.experiment, order.resolved.workload
-    conditions = digest(
-        [
-            source_hash(workload.kernel),
-            [_text(part) for part in (workload.call, workload.reference, workload.inputs)],
-            [workload.restore, workload.zero, workload.atol, workload.rtol],
-            [spec.accept.atol, spec.accept.rtol, spec.accept.same_bits, [check.label for check in spec.checks]],
-            [spec.search.seed, spec.timer],
-            dict(toolchain()),
-            [[t.device.key, t.meter, _fingerprint(t.landscape)] for t in dict.fromkeys(s.target for s in planned)],
-        ]
-    )
-    ledger = open_ledger(order.ledger, {"experiment": spec.name, "digest": spec.digest, "conditions": conditions})
-    if order.fresh:
-        ledger.append("fresh", {})
-    return ledger
-
-
-def _text(part: Any) -> str:
-    """What the user wrote for a part of the workload: an edit of it makes earlier answers worthless."""
-    import inspect
-
-    if part is None or not callable(part):
-        return repr(part)
-    try:
-        return inspect.getsource(inspect.unwrap(part))
-    except (OSError, TypeError):  # built in, as torch.matmul is: its version stands in the toolchain
-        return f"{getattr(part, '__module__', '')}.{getattr(part, '__qualname__', type(part).__name__)}"
-
-
-def _fingerprint(landscape: str) -> str:
-    import hashlib
-
-    return hashlib.sha256(Path(landscape).read_bytes()).hexdigest() if landscape else ""
+    order: Order
+    ledger: FileLedger
+    tracker: Tracker
+    mirror: Mirror
+    sweep: Sweep
 
 
 def _compete(
-    order: _Order, planned: Sequence[PlannedStudy], workers: Fleet, ledger: FileLedger, progress: Progress,
-    known: Mapping[Path, Sequence[Story]],
-) -> tuple[list[StudyResult], dict[str, Any]]:  # fmt: skip
+    orders: Sequence[Order], planned: Sequence[Sequence[PlannedStudy]], workers: Fleet, progress: Progress
+) -> tuple[list[Ending], dict[str, Any], dict[str, Exception]]:
+    """How it went with each order, facts of all, and by path why a pack could not be written."""
     from tunefarm.bench.store import BuildStore
-    from tunefarm.bench.telemetry import toolchain
     from tunefarm.builds import BuildBoard
-    from tunefarm.dispatch import Dispatch
+    from tunefarm.cli.folders import store_folder
+
+    endings = [Ending(order=order) for order in orders]
+    entrants: dict[int, _Entrant] = {}
+    board = BuildBoard(orders[0].resolved, BuildStore(store_folder()))
+    dispatches: list[Dispatch] = []
+    untold: list[str] = []
+    try:
+        for number, ending in enumerate(endings):
+            try:
+                entrants[number] = _enter(ending.order, planned[number], progress, named=len(orders) > 1)
+            except TunefarmError as e:  # a ledger that another driver holds
+                ending.error = e
+        status, patience_s = "FAILED", 60.0
+        try:
+            for group in _groups(list(entrants.values())):
+                dispatches.append(_run(group, workers, board, progress))
+            # Nothing is measured from here on: no GPU is held while MLflow and the pack are written.
+            workers.close()
+            status = "FINISHED"
+        except KeyboardInterrupt:
+            status, patience_s = "KILLED", 3.0
+            raise
+        finally:
+            for entrant in entrants.values():
+                how = status if entrant.sweep.error is None else "FAILED"
+                left = entrant.tracker.close(status=how, timeout_s=patience_s)
+                untold += [f"not in MLflow: {label}" for label in left]
+                untold += entrant.mirror.close(patience_s)
+        for number, entrant in entrants.items():
+            endings[number].error = entrant.sweep.error
+            # What broke before its end exports nothing, as if it stood alone; the ledger keeps it.
+            endings[number].results = [] if entrant.sweep.error else entrant.sweep.results
+        failed, left_out = _export(entrants, endings)
+        facts = _facts([e.sweep for e in entrants.values()], dispatches, board)
+        facts["notices"] += [*untold, *left_out]
+        return endings, facts, failed
+    finally:
+        for entrant in entrants.values():
+            entrant.ledger.close()
+
+
+def _enter(order: Order, planned: Sequence[PlannedStudy], progress: Progress, *, named: bool) -> _Entrant:
+    from tunefarm.bench.telemetry import toolchain
+    from tunefarm.cli.exporting import find_incumbents
+    from tunefarm.cli.order import earlier_pack, find_pasts, open_ledger
     from tunefarm.record.tracking import Origin, open_tracker
-    from tunefarm.schedule.events import Budget
     from tunefarm.sweep import Sweep
 
-    resolved, spec = order.resolved, order.resolved.experiment
+    resolved, spec = order.resolved, order.spec
+    ledger = open_ledger(order, planned)
     tracker = open_tracker(
         order.tracking,
         Origin(
@@ -200,54 +171,88 @@ def _compete(
             toolchain=toolchain(), checked=resolved.workload.reference is not None,
         ),
     )  # fmt: skip
-    tracker.start()
-    board = BuildBoard(resolved, BuildStore(order.store))
-    dispatch = Dispatch(workers, budget=Budget(wall_s=spec.budget.wall_s, gpu_held_s=spec.budget.gpu_held_s))
-    pasts = _pasts(resolved.workload.signature.kernel, planned, ledger, known)
+    pasts = find_pasts(resolved.workload.signature.kernel, planned, ledger, order.known)
     if pasts:
-        progress.say(f"learning from {counted(len(pasts), 'earlier study', 'earlier studies')} of this kernel")
+        name = f"{spec.name}: " if named else ""
+        progress.say(f"{name}learning from {counted(len(pasts), 'earlier study', 'earlier studies')} of this kernel")
     mirror = _mirror(order, ledger)
     competition = Sweep(
-        resolved, planned, dispatch=dispatch, board=board, ledger=ledger, memo=ledger.memo(), tracker=tracker,
-        watcher=progress, num_builders=sum(w.role == "build" for w in workers.workers),
-        incumbents=_incumbents(_earlier_pack(spec.export), planned), pasts=pasts, mirror=mirror,
+        resolved, planned, ledger=ledger, memo=ledger.memo(), tracker=tracker, watcher=progress,
+        incumbents=find_incumbents(earlier_pack(order.export), planned), pasts=pasts, mirror=mirror,
     )  # fmt: skip
-    status, patience_s = "FAILED", 60.0
-    try:
-        results = competition.run_through()
-        # Nothing is measured from here on: no GPU is held while MLflow and the pack are written.
-        workers.close()
-        status = "FINISHED"
-    except KeyboardInterrupt:
-        status, patience_s = "KILLED", 3.0
-        raise
-    finally:
-        untold = [f"not in MLflow: {label}" for label in tracker.close(status=status, timeout_s=patience_s)]
-        untold += mirror.close(patience_s)
-    startup_s = sum(contest.tally.startup_s for contest in competition.contests)
-    facts = {
+    return _Entrant(order=order, ledger=ledger, tracker=tracker, mirror=mirror, sweep=competition)
+
+
+def _groups(entrants: Sequence[_Entrant]) -> Iterator[list[_Entrant]]:
+    """Who goes on side by side: all, save those with a budget of time, who have the fleet to themselves."""
+    timed = [
+        e for e in entrants if e.order.spec.budget.wall_s is not None or e.order.spec.budget.gpu_held_s is not None
+    ]
+    if rest := [entrant for entrant in entrants if entrant not in timed]:
+        yield rest
+    yield from ([entrant] for entrant in timed)
+
+
+def _run(group: Sequence[_Entrant], workers: Fleet, board: BuildBoard, progress: Progress) -> Dispatch:
+    from tunefarm.dispatch import Dispatch
+    from tunefarm.schedule.events import Budget
+    from tunefarm.sweep import run_through
+
+    # A budget of time stands alone in its group.
+    limits = group[0].order.spec.budget
+    dispatch = Dispatch(workers, budget=Budget(wall_s=limits.wall_s, gpu_held_s=limits.gpu_held_s))
+    num_builders = sum(worker.role == "build" for worker in workers.workers)
+    run_through(
+        [entrant.sweep for entrant in group], dispatch=dispatch, board=board, watcher=progress,
+        num_builders=num_builders,
+    )  # fmt: skip
+    return dispatch
+
+
+def _export(entrants: dict[int, _Entrant], endings: Sequence[Ending]) -> tuple[dict[str, Exception], list[str]]:
+    """Why packs could not be written, by path, and what was left out of those that were."""
+    from tunefarm.cli.exporting import Harvest, export_all, left_out
+
+    by_path: dict[str, list[int]] = {}
+    for number, entrant in entrants.items():
+        by_path.setdefault(entrant.order.export, []).append(number)
+    failed: dict[str, Exception] = {}
+    notices: list[str] = []
+    for path, numbers in by_path.items():
+        notices += left_out([result for number in numbers for result in endings[number].results])
+        harvests = [
+            Harvest(order=entrants[n].order, ledger=entrants[n].ledger, results=endings[n].results) for n in numbers
+        ]
+        try:
+            if path and export_all(path, harvests):
+                for number in numbers:
+                    endings[number].pack = path if any(r.winner for r in endings[number].results) else ""
+        except TunefarmError as e:
+            failed[path] = e
+    return failed, notices
+
+
+def _facts(sweeps: Sequence[Sweep], dispatches: Sequence[Dispatch], board: BuildBoard) -> dict[str, Any]:
+    startup_s = sum(contest.tally.startup_s for sweep in sweeps for contest in sweep.contests)
+    notices = [notice for dispatch in dispatches for notice in dispatch.notices]
+    notices += [notice for sweep in sweeps for notice in sweep.notices]
+    return {
         "compiled": board.num_compiled, "from_store": board.num_from_store,
-        "build_s": round(board.build_s, 2), "gpu_held_s": round(dispatch.held_s - startup_s, 2),
+        "build_s": round(board.build_s, 2),
+        "gpu_held_s": round(sum(dispatch.held_s for dispatch in dispatches) - startup_s, 2),
         "gpu_startup_s": round(startup_s, 2),
-        "compiled_by_measuring": sum(r.num_compiled for r in results), "ledger": str(ledger.path),
-        "tracking": public(order.tracking), "optuna_storage": public(order.optuna_storage),
-        "notices": [*competition.notices, *untold, *_left_out(results)], "pack": "",
+        "compiled_by_measuring": sum(result.num_compiled for sweep in sweeps for result in sweep.results),
+        "notices": list(dict.fromkeys(notices)),
     }  # fmt: skip
-    try:
-        facts["pack"] = _export(resolved, results, ledger)
-    except TunefarmError as e:
-        # The results are shown first: they are worth more than the file.
-        facts["failed"] = e
-    return results, facts
 
 
-def _mirror(order: _Order, ledger: FileLedger) -> Mirror:
+def _mirror(order: Order, ledger: FileLedger) -> Mirror:
     if not order.optuna_storage:
         return NullMirror()
     from tunefarm.document import digest
     from tunefarm.search.mirror import Owner, StorageMirror
 
-    spec = order.resolved.experiment
+    spec = order.spec
     # What was measured before under other conditions, or before `--fresh`, is of another edition.
     num_fresh = sum(event["event"] == "fresh" for event in ledger.events())
     return StorageMirror(
@@ -257,138 +262,3 @@ def _mirror(order: _Order, ledger: FileLedger) -> Mirror:
             seed=spec.search.seed,
         ),
     )  # fmt: skip
-
-
-def _pasts(
-    kernel: str, planned: Sequence[PlannedStudy], ledger: FileLedger, known: Mapping[Path, Sequence[Story]]
-) -> list[Past]:
-    """What the sweep may learn from its own ledger and from other files, save what is of its own conditions."""
-    from tunefarm.pasts import choose_pasts, read_stories
-
-    configs = {config.key: config for study in planned for config in study.candidates}.values()
-    path = ledger.path.resolve()
-    # Its own comes first, as it is now: where it was read before, `--fresh` was not yet written in it.
-    own = {path: read_stories(path, kernel, is_own=True)}
-    return [
-        past
-        for stories in {**own, **known, **own}.values()
-        for past in choose_pasts(stories, configs, ledger.conditions)
-    ]
-
-
-def _exportable(results: Sequence[StudyResult]) -> list[StudyResult]:
-    """Those with winners. A pack holds times of one kind, and this machine's are worth more than a recording's.
-
-    Winners of finals during which others computed on the GPU are left out: they may have won by that.
-    """
-    won = [result for result in results if result.winner is not None and not result.disturbed.startswith("contended")]
-    return [result for result in won if result.source == "measured"] or won
-
-
-def _left_out(results: Sequence[StudyResult]) -> list[str]:
-    kept = _exportable(results)
-    left = [r for r in results if r.winner is not None and r not in kept]
-    contended = [
-        f"{r.study.label} is not exported ({r.disturbed}): sweep again on a quiet GPU" for r in left if r.disturbed
-    ]
-    names = sorted({r.study.device.name for r in left if not r.disturbed})
-    return contended + [f"replayed winners of {name} are not exported with measured ones" for name in names]
-
-
-def _incumbents(pack: Pack | None, planned: Sequence[PlannedStudy]) -> dict[str, Config]:
-    """What an earlier pack holds for each study's own problem and device."""
-    found: dict[str, Config] = {}
-    for table in pack.tables if pack is not None else ():
-        for study in planned:
-            if table.device.key != study.study.device.key:
-                continue
-            for row in table.rows:
-                same = row.measured_at == study.study.problem.dims and row.match.dtypes == study.study.problem.dtypes
-                if same and row.config in study.candidates:
-                    found.setdefault(study.study.key, row.config)
-    return found
-
-
-def _export(resolved: Resolved, results: Sequence[StudyResult], ledger: FileLedger) -> str:
-    import datetime
-
-    from tunefarm import __version__
-    from tunefarm.export import export, write_export
-    from tunefarm.source import source_hash
-
-    spec = resolved.experiment
-    won = _exportable(results)
-    if not spec.export or not won:
-        return ""
-    pack = export(
-        won, kernel=resolved.workload.signature.kernel,
-        source_hash=source_hash(resolved.workload.kernel), sweep=spec.name, experiment=spec.digest,
-        created=datetime.date.today().isoformat(), tunefarm=__version__, ranges=resolved.workload.ranges,
-        checked=resolved.workload.reference is not None,
-    )  # fmt: skip
-    written = write_export(Path(spec.export), pack)
-    rows = sum(len(table.rows) for table in written.tables)
-    ledger.append("export", {"path": spec.export, "digest": written.digest, "rows": rows})
-    return spec.export
-
-
-def _study_json(result: StudyResult) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from tunefarm.trial import to_json
-
-    return {
-        "study": result.study.label, "device": result.study.device.name, "status": result.status.value,
-        "reason": result.reason, "source": result.source, "candidates": result.num_candidates,
-        "built": result.num_built, "measured": result.num_measured, "buckets": result.num_buckets,
-        "closed": len(result.closed), "winner": to_json(result.winner), "reference_ms": result.reference_ms,
-        "left": asdict(result.left) if result.left is not None else None,
-        "removed": dict(result.removed), "outcomes": {k.value: v for k, v in result.outcomes.items()},
-        "failures": [[to_json(failure), count] for failure, count in result.failures],
-        **result.rate(result.winner.median_ms if result.winner else 0.0),
-    }  # fmt: skip
-
-
-def _close(results: Sequence[StudyResult], facts: dict[str, Any], *, as_json: bool, quiet: bool) -> None:
-    """Prints how it went; raises what failed in the end, and exits with 1 if a study is without a winner."""
-    from tunefarm.study import Status
-
-    failed = facts.pop("failed", None)
-    if as_json:
-        typer.echo(json.dumps({"studies": [_study_json(r) for r in results], **facts}, indent=1))
-    else:
-        _print_closing(results, facts, quiet=quiet)
-    if failed is not None:
-        raise failed
-    if any(result.status is Status.NO_WINNER for result in results):
-        sys.exit(1)
-
-
-def _print_closing(results: Sequence[StudyResult], facts: dict[str, Any], *, quiet: bool) -> None:
-    from tunefarm.cli.terminal import closing_table, console, left_line, study_line
-
-    out = console()
-    if not quiet:
-        out.print(closing_table(results, out.width))
-    lines = [study_line(result) for result in results if quiet and result.status.value == "no_winner"]
-    replayed = sorted({r.study.device.name for r in results if r.source == "replayed"})
-    if replayed:
-        lines.append(f"REPLAYED: the times are {', '.join(replayed)}'s, read from a landscape; nothing was timed here.")
-    unmeasured = sorted({r.study.device.arch for r in results if r.status.value == "not_measured"})
-    if unmeasured:
-        lines.append(f"NOT MEASURED: {', '.join(unmeasured)}: compiled and checked only; nothing is exported for it.")
-    compiled = counted(facts["compiled"], "config")
-    lines.append(f"compiled {compiled} in {facts['build_s']:.1f} CPU s, {facts['from_store']} more in the store")
-    if not replayed:
-        lines.append(
-            f"GPU held {facts['gpu_held_s']:.1f} s, and {facts['gpu_startup_s']:.1f} s of start-up; kernels compiled "
-            f"by the measuring process: {facts['compiled_by_measuring']}"
-        )
-    if on_the_table := left_line(results):
-        lines.append(on_the_table)
-    lines += [f"wall     {facts['wall_s']:.1f} s", f"ledger   {facts['ledger']}", f"MLflow   {facts['tracking']}"]
-    if facts["optuna_storage"]:
-        lines.append(f"Optuna   {facts['optuna_storage']}")
-    lines.append(f"pack     {facts['pack'] or 'none'}" + (", replayed" if replayed and facts["pack"] else ""))
-    lines += [f"note     {notice}" for notice in facts["notices"]]
-    out.print("\n".join(lines), markup=False)

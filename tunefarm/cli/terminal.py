@@ -151,11 +151,14 @@ class Progress:
 
     Args:
         quiet: show nothing.
+        named: say of which experiment something is said.
     """
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, named: bool = False) -> None:
         self._console = console(stderr=True)
-        self._quiet = quiet
+        self._quiet, self._named = quiet, named
+        self._num_builds = self._num_studies = 0
+        self._is_open_ended = False
         self._bars: Any = None
         self._builds: Any = None
         self._studies: Any = None
@@ -178,13 +181,19 @@ class Progress:
             self._bars.stop()
 
     def began(self, contests: Sequence[Contest], num_builds: int) -> None:
-        """Shows what is ahead."""
+        """Shows what is ahead, of this experiment and those before it."""
         if self._bars is not None:
-            self._builds = self._bars.add_task("compiled", total=num_builds or None, note="")
-            self._studies = self._bars.add_task("studies", total=len(contests), note="")
+            if self._builds is None:
+                self._builds = self._bars.add_task("compiled", note="")
+                self._studies = self._bars.add_task("studies", note="")
+            self._num_builds, self._num_studies = self._num_builds + num_builds, self._num_studies + len(contests)
+            self._is_open_ended = self._is_open_ended or not num_builds
+            self._bars.update(self._builds, total=None if self._is_open_ended else self._num_builds)
+            self._bars.update(self._studies, total=self._num_studies)
             how = "compiling all of them first" if num_builds else "compiling what the search asks for, and ahead of it"
             candidates = counted(sum(len(c.planned.candidates) for c in contests), "candidate")
-            self.say(f"{candidates} in {counted(len(contests), 'study', 'studies')}; {how}")
+            name = f"{contests[0].experiment.name}: " if self._named and contests else ""
+            self.say(f"{name}{candidates} in {counted(len(contests), 'study', 'studies')}; {how}")
 
     def moved(self, board: BuildBoard, contests: Sequence[Contest]) -> None:
         """Moves the bars."""

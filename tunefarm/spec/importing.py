@@ -26,6 +26,9 @@ _HINTS = (
     (r"No module named", "install it where tunefarm runs, or put it beside the file"),
 )
 
+_folders: set[Path] = set()
+"""Folders of the workload files that this process has loaded."""
+
 
 def import_object(reference: str, folder: str) -> Any:
     """The object that a reference names.
@@ -70,6 +73,7 @@ def _import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
+        _forget_strangers(path.resolve().parent)
         with _importable(path.resolve().parent), _explained(str(path), str(path.resolve())):
             spec.loader.exec_module(module)
     except BaseException:
@@ -91,6 +95,20 @@ def _importable(folder: Path) -> Iterator[None]:
     finally:
         with contextlib.suppress(ValueError):
             sys.path.remove(str(folder))
+
+
+def _forget_strangers(folder: Path) -> None:
+    """Forgets modules that lie beside workloads of other folders under the name of one in this: each has its own."""
+    here = {file.stem for file in folder.glob("*.py")} | {file.parent.name for file in folder.glob("*/__init__.py")}
+    strangers = set()
+    for name in here & sys.modules.keys():
+        file = Path(getattr(sys.modules[name], "__file__", None) or "/")
+        whose = file.parents[1] if file.name == "__init__.py" else file.parent
+        if whose != folder and whose in _folders:
+            strangers.add(name)
+    for name in [name for name in sys.modules if name.partition(".")[0] in strangers]:
+        del sys.modules[name]  # who imported it keeps it
+    _folders.add(folder)
 
 
 @contextlib.contextmanager

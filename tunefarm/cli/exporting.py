@@ -1,0 +1,94 @@
+"""Winners of one or several experiments on their way into packs."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tunefarm import __version__
+
+if TYPE_CHECKING:
+    from tunefarm.cli.order import Order
+    from tunefarm.config import Config
+    from tunefarm.pack import Pack
+    from tunefarm.plan import PlannedStudy
+    from tunefarm.record.ledger import FileLedger
+    from tunefarm.study import StudyResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Harvest:
+    """What a sweep brought in."""
+
+    order: Order
+    ledger: FileLedger
+    results: Sequence[StudyResult]
+
+
+def exportable(results: Sequence[StudyResult]) -> list[StudyResult]:
+    """Those with winners. A pack holds times of one kind, and this machine's are worth more than a recording's.
+
+    Winners of finals during which others computed on the GPU are left out: they may have won by that.
+    """
+    won = [result for result in results if result.winner is not None and not result.disturbed.startswith("contended")]
+    return [result for result in won if result.source == "measured"] or won
+
+
+def left_out(results: Sequence[StudyResult]) -> list[str]:
+    """What is not exported though it has a winner, and why."""
+    kept = exportable(results)
+    left = [r for r in results if r.winner is not None and r not in kept]
+    contended = [
+        f"{r.study.label} is not exported ({r.disturbed}): sweep again on a quiet GPU" for r in left if r.disturbed
+    ]
+    names = sorted({r.study.device.name for r in left if not r.disturbed})
+    return contended + [f"replayed winners of {name} are not exported with measured ones" for name in names]
+
+
+def find_incumbents(pack: Pack | None, planned: Sequence[PlannedStudy]) -> dict[str, Config]:
+    """What an earlier pack holds for each study's own problem and device."""
+    found: dict[str, Config] = {}
+    for table in pack.tables if pack is not None else ():
+        for study in planned:
+            if table.device.key != study.study.device.key:
+                continue
+            for row in table.rows:
+                same = row.measured_at == study.study.problem.dims and row.match.dtypes == study.study.problem.dtypes
+                if same and row.config in study.candidates:
+                    found.setdefault(study.study.key, row.config)
+    return found
+
+
+def export_all(path: str, harvests: Sequence[Harvest]) -> bool:
+    """Writes the winners of sweeps into one pack, or updates the one that is there; False if there are none.
+
+    Raises:
+        UserError: they may not share a pack.
+        PackError: the file that is there is not a sound pack; it is left as it is.
+    """
+    from tunefarm.export import export, join, write_export
+    from tunefarm.source import source_hash
+
+    kept = exportable([result for harvest in harvests for result in harvest.results])
+    packs, sources = [], set()
+    for harvest in harvests:
+        spec, workload = harvest.order.spec, harvest.order.resolved.workload
+        sources.add(source_hash(workload.kernel))
+        if won := [result for result in harvest.results if result in kept]:
+            packs.append(
+                export(
+                    won, kernel=workload.signature.kernel, source_hash=source_hash(workload.kernel), sweep=spec.name,
+                    experiment=spec.digest, created=datetime.date.today().isoformat(), tunefarm=__version__,
+                    ranges=workload.ranges, checked=workload.reference is not None,
+                )
+            )  # fmt: skip
+    if not packs:
+        return False
+    written = write_export(Path(path), join(packs), current=sources)
+    rows = sum(len(table.rows) for table in written.tables)
+    for harvest in harvests:
+        harvest.ledger.append("export", {"path": path, "digest": written.digest, "rows": rows})
+    return True
