@@ -23,6 +23,7 @@ HOUSE = """
     pack_diff
     export
     pack_merge
+    pack_bisect
 
     spec
     spec.grammar
@@ -150,6 +151,7 @@ HOUSE = """
     cli.pack_which          typer*
     cli.pack_diff           typer*
     cli.pack_merge          typer*
+    cli.pack_bisect         typer*
     cli.pack_interop        typer*
     cli.pack                typer* rich
     cli.plan                typer*

@@ -198,6 +198,21 @@ def check_output(path: Path) -> None:
         raise UserError("cannot be written", file=str(path), hint="name a file in a folder you may write to")
 
 
+def check_new(path: Path, *, beside: Path | None = None) -> None:
+    """Refuses to write over a file, before the work.
+
+    Args:
+        path: where something is to be written.
+        beside: the one file that may be replaced: what is written is its next edition.
+
+    Raises:
+        UserError: it is there already, or could not be written.
+    """
+    check_output(path)
+    if path.exists() and not (beside is not None and beside.exists() and path.samefile(beside)):
+        raise UserError("is there already", file=str(path), hint="name a new file, or remove this one")
+
+
 def read_known(resolved: Resolved) -> dict[Path, list[Story]]:
     """What the files that an experiment learns from tell of its kernel, by file, each read once.
 
