@@ -140,6 +140,7 @@ HOUSE = """
     recording
     noise
     audit
+    checkup
 
     cli
     cli.folders
@@ -152,6 +153,7 @@ HOUSE = """
     cli.pack_diff           typer*
     cli.pack_merge          typer*
     cli.pack_bisect         typer*
+    cli.pack_check          typer* rich
     cli.pack_interop        typer*
     cli.pack                typer* rich
     cli.plan                typer*
@@ -159,4 +161,5 @@ HOUSE = """
     cli.sweep               typer*
     cli.app                 typer*
     cli.__main__
+    testing
 """

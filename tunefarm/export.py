@@ -124,6 +124,12 @@ def match_of(problem: Problem, ranges: Collection[str] = ()) -> Match:
     return Match(dims=FrozenMap(dims), dtypes=problem.dtypes, facts=FrozenMap(facts))
 
 
+def is_of(row: Row, problem: Problem) -> bool:
+    """Whether a row was measured at a problem."""
+    match = match_of(problem)
+    return (problem.dims, match.dtypes, match.facts) == row.identity
+
+
 def _row(match: Match, problem: Problem, winner: Winner) -> Row:
     def ms(value: float) -> float:
         return round(value, 5)  # Below any timer's resolution; short numbers read well in a diff.

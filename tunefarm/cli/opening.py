@@ -170,6 +170,27 @@ def gpu_fleet(
         workers.close()
 
 
+@contextlib.contextmanager
+def meter_fleet(
+    meter: MeterKind, kind: FleetKind, address: str | None, *, builders: int | None, ref: WorkloadRef | None = None
+) -> Iterator[Fleet]:
+    """A fleet that measures as wanted, closed in the end.
+
+    Raises:
+        UserError: a GPU is wanted, there is none here, and no cluster was named.
+        InfrastructureError: it cannot be started.
+    """
+    if meter is MeterKind.GPU or (meter is MeterKind.AUTO and (bool(address) or has_gpu())):
+        with gpu_fleet(kind, address, builders=builders, ref=ref) as workers:
+            yield workers
+        return
+    workers = open_fleet(kind, address, use_gpu=False, builders=builders)
+    try:
+        yield workers
+    finally:
+        workers.close()
+
+
 def plan_live(resolved: Resolved, fleet: Fleet) -> list[PlannedStudy]:
     """The studies of an experiment on the first of its devices that a fleet holds.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tunefarm.cli.pack_bisect import bisect
+from tunefarm.cli.pack_check import check
 from tunefarm.cli.pack_diff import diff
 from tunefarm.cli.pack_interop import export_pack, import_pack
 from tunefarm.cli.pack_merge import merge, merge_driver
@@ -29,6 +30,7 @@ app.command()(diff)
 app.command()(merge)
 app.command()(merge_driver)
 app.command()(bisect)
+app.command()(check)
 app.command("import")(import_pack)
 app.command("export")(export_pack)
 

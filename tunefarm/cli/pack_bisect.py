@@ -55,7 +55,11 @@ def bisect(
     if write is not None:
         check_new(write)
     rows = all_rows(pack)
-    say = (lambda text: None) if as_json else typer.echo
+
+    def say(text: str) -> None:
+        if not as_json:
+            typer.echo(text)
+
     say(f"{file}: {counted(len(rows), 'row')}")
     with tempfile.TemporaryDirectory(prefix="tunefarm-bisect-") as folder:
         runs = _Runs(pack=pack, command=command, folder=Path(folder), timeout_s=timeout_s, told=[])
