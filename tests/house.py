@@ -18,6 +18,7 @@ HOUSE = """
     source
     landscape
     seams
+    pack_reader
     pack
     pack_schema
     pack_diff

@@ -12,7 +12,7 @@ from tunefarm.config import Value
 from tunefarm.document import write_atomic
 from tunefarm.errors import UserError
 from tunefarm.frozen import FrozenMap
-from tunefarm.pack import SOURCES, Bounds, Match, Pack, Provenance, Row, Table, dumps, load_pack, seal
+from tunefarm.pack import SOURCES, Bounds, Code, Match, Pack, Provenance, Row, Table, dumps, load_pack, seal
 from tunefarm.problem import Problem
 from tunefarm.study import Status, Study, StudyResult
 from tunefarm.trial import Winner
@@ -30,6 +30,7 @@ def export(
     ranges: Collection[str] = (),
     backend_options: Mapping[str, Value] | None = None,
     checked: bool = True,
+    triton: str = "",
 ) -> Pack:
     """A sealed pack of the winners.
 
@@ -44,6 +45,8 @@ def export(
         ranges: dims that may range; all others are exact.
         backend_options: compiler options, other than those of the configs, under which everything was built.
         checked: outputs were compared with a reference's.
+        triton: the version that the trials were compiled by. Where times were taken under another, as in a replay, rows
+            say nothing of code.
 
     Raises:
         UserError: no study has a winner; measured and replayed results are mixed; results of one device come from
@@ -74,7 +77,7 @@ def export(
         )  # fmt: skip
         return Table(
             kernel=kernel, source_hash=source_hash, device=device, key_parts=key_parts, provenance=provenance,
-            rows=_rows(group, ranges),
+            rows=_rows(group, ranges, triton),
         )  # fmt: skip
 
     return seal(Pack(tables=tuple(table(group) for group in by_device.values())))
@@ -90,12 +93,14 @@ def _only(what: str, results: Sequence[StudyResult], values: Sequence[Any]) -> A
     return values[0]
 
 
-def _rows(results: Sequence[StudyResult], ranges: Collection[str]) -> tuple[Row, ...]:
+def _rows(results: Sequence[StudyResult], ranges: Collection[str], triton: str) -> tuple[Row, ...]:
     rows: dict[Any, tuple[Row, Study]] = {}
     for result in results:
         assert result.winner is not None
         problem = result.study.problem
         row = _row(match_of(problem, ranges), problem, result.winner)
+        if triton and result.toolchain.get("triton") == triton:
+            row = replace(row, code=_code(result))
         if row.identity in rows:
             other = rows[row.identity][1]
             raise UserError(
@@ -105,6 +110,15 @@ def _rows(results: Sequence[StudyResult], ranges: Collection[str]) -> tuple[Row,
             )
         rows[row.identity] = row, result.study
     return bounded([row for row, _ in rows.values()])
+
+
+def _code(result: StudyResult) -> Code | None:
+    """What the winner compiled to."""
+    won = result.winner.config if result.winner is not None else None
+    build = next((trial.build for trial in result.trials if trial.config == won), None)
+    if build is None or not build.code:
+        return None
+    return Code(sha256=build.code, registers=build.registers, spills=build.spills, shared_bytes=build.shared_bytes)
 
 
 def match_of(problem: Problem, ranges: Collection[str] = ()) -> Match:

@@ -4,10 +4,11 @@
    {"kernel", "source_hash", "device": {...}, "key", "key_parts": {...}, "provenance": {...}, "digest", "rows": [
       {"match": {"dims": {name: value | [lo, hi]}, "dtypes": {...}, "facts": {...}}, "measured_at": {name: value},
        "config": {"params": {...}, "options": {...}}, "median_ms", "interval_ms", "default", "default_ms", "gain",
-       "margin"}]}]}
+       "margin", "code": {"sha256", "registers", "spills", "shared_bytes"}}]}]}
 
-A pack with imported rows, or with tables for Inductor (`"layer": 2` or `3`), says version 2, so that releases that do
-not know them refuse it and say why.
+`code` is left out where it is not known, as in rows of releases that did not ask. A pack with imported rows, with such
+code, or with tables for Inductor (`"layer": 2` or `3`), says version 2, so that releases that do not know them refuse
+it and say why.
 Rows stand one a line and sorted, so that a pack reads well in the diff of a pull request. Data only: reading a pack
 runs nothing and opens no other file.
 """
@@ -23,8 +24,9 @@ from typing import Any, TypeAlias
 from tunefarm.config import Config, Value
 from tunefarm.device import Device
 from tunefarm.document import digest, one_row_a_line, parse_json, read_text
-from tunefarm.errors import PackError, UserError
+from tunefarm.errors import PackError
 from tunefarm.frozen import FrozenMap
+from tunefarm.pack_reader import Reader
 
 FORMAT, VERSIONS = "tunefarm-pack", (1, 2)
 MAX_BYTES = 64 << 20
@@ -38,7 +40,6 @@ SOURCES = ("measured", "replayed", "imported")
 LAYERS = (1, 2, 3)
 """Who consults a table: Triton's autotuners, Inductor choosing a GEMM template, Inductor's own generated kernels."""
 
-_SCALAR = (bool, int, float, str, NoneType)
 _KINDS: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (float, int), "bool": bool}
 
 
@@ -72,6 +73,24 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """What a config compiled to where it was timed.
+
+    Attributes:
+        sha256: of the machine code without what only debuggers read: two editions of a kernel, or two compilers, that
+            agree in it are one and the same to a GPU.
+        registers: per thread.
+        spills: 4-byte registers spilled to local memory per thread.
+        shared_bytes: shared memory of a block.
+    """
+
+    sha256: str
+    registers: int
+    spills: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One answer.
 
@@ -85,6 +104,7 @@ class Row:
         default_ms: its median in the same finals, or None.
         gain: default_ms / median_ms, or None.
         margin: runner-up's median over the winner's, minus 1, or None.
+        code: what `config` compiled to, or None where that is not known; a pack leaves it out then.
     """
 
     match: Match
@@ -96,6 +116,7 @@ class Row:
     default_ms: float | None = None
     gain: float | None = None
     margin: float | None = None
+    code: Code | None = None
 
     @property
     def identity(self) -> tuple[FrozenMap[Any], ...]:
@@ -216,7 +237,8 @@ def dumps(pack: Pack) -> str:
         one_row_a_line({**_table_head(t), "digest": t.digest}, [plain(r) for r in t.rows], "rows").rstrip()
         for t in pack.tables
     )
-    version = VERSIONS["imported" in pack.sources or any(table.layer != 1 for table in pack.tables)]
+    news = any(table.layer != 1 or any(row.code for row in table.rows) for table in pack.tables)
+    version = VERSIONS["imported" in pack.sources or news]
     return f'{{"format": "{FORMAT}", "version": {version},\n"digest": "{pack.digest}",\n"tables": [\n{tables}\n]}}\n'
 
 
@@ -232,7 +254,9 @@ def plain(value: Any) -> Any:
         return value.to_json()
     if isinstance(value, Provenance) and value.checked:
         return {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.name != "checked"}
-    if isinstance(value, Row | Match | Provenance):
+    if isinstance(value, Row) and value.code is None:
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.name != "code"}
+    if isinstance(value, Row | Match | Provenance | Code):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
         return {k: plain(v) for k, v in value.items()}
@@ -266,7 +290,7 @@ def parse_pack(text: str, *, where: str) -> Pack:
         hint = "update tunefarm" if isinstance(version, int) else "export it again"
         reads = " and ".join(map(str, VERSIONS))
         raise PackError(f"has version {version!r}, this release reads {reads}", file=where, hint=hint)
-    read = _Reader(where)
+    read = Reader(where)
     pack = Pack(
         tables=tuple(
             _read_table(read, table, f"tables[{i}]") for i, table in enumerate(read.get(data, "tables", list, ""))
@@ -290,55 +314,7 @@ def parse_pack(text: str, *, where: str) -> Pack:
     return sealed
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Takes fields out of parsed JSON and names file, place and defect where one is not as it should be."""
-
-    file: str
-
-    def get(self, data: Any, name: str, kind: type | tuple[type, ...], at: str) -> Any:
-        key = f"{at}.{name}".strip(".")
-        if not isinstance(data, dict):
-            raise self.error(at, f"must be an object, is {type(data).__name__}")
-        if name not in data:
-            raise self.error(key, "is missing")
-        return self.checked(data[name], kind, key)
-
-    def checked(self, value: Any, kind: type | tuple[type, ...], at: str) -> Any:
-        # A bool is an int to isinstance, and never one in a pack.
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind not in (bool, _SCALAR)):
-            raise self.error(at, f"is of the wrong type ({type(value).__name__})")
-        return value
-
-    def pair(self, value: Any, kind: type | tuple[type, ...], at: str) -> tuple[Any, Any]:
-        if not isinstance(value, list) or len(value) != 2:
-            raise self.error(at, "must be a pair of numbers")
-        return self.checked(value[0], kind, at), self.checked(value[1], kind, at)
-
-    def scalar(self, value: Any, at: str) -> Value:
-        scalar: Value = self.checked(value, _SCALAR, at)
-        return scalar
-
-    def scalars(self, data: Any, name: str, at: str) -> FrozenMap[Any]:
-        values = self.get(data, name, dict, at)
-        return FrozenMap({k: self.scalar(v, f"{at}.{name}.{k}") for k, v in values.items()})
-
-    def strings(self, data: Any, name: str, at: str) -> FrozenMap[str]:
-        values = self.get(data, name, dict, at)
-        return FrozenMap({k: self.checked(v, str, f"{at}.{name}.{k}") for k, v in values.items()})
-
-    def config(self, data: Any, at: str) -> Config:
-        parts = {part: self.scalars(data, part, at) for part in ("params", "options")}
-        try:
-            return Config(**parts)
-        except UserError as e:
-            raise self.error(at, str(e)) from None
-
-    def error(self, key: str, message: str) -> PackError:
-        return PackError(message, file=self.file, key=key, hint="export it again")
-
-
-def _read_table(read: _Reader, data: Any, at: str) -> Table:
+def _read_table(read: Reader, data: Any, at: str) -> Table:
     device = read.get(data, "device", dict, at)
     for part in fields(Device):
         if part.name in device or part.default is MISSING:
@@ -375,7 +351,7 @@ def _read_table(read: _Reader, data: Any, at: str) -> Table:
     )  # fmt: skip
 
 
-def _read_row(read: _Reader, data: Any, at: str) -> Row:
+def _read_row(read: Reader, data: Any, at: str) -> Row:
     match = read.get(data, "match", dict, at)
     dims: dict[str, Value | Bounds] = {}
     for name, value in read.get(match, "dims", dict, f"{at}.match").items():
@@ -384,6 +360,7 @@ def _read_row(read: _Reader, data: Any, at: str) -> Row:
         else:
             dims[name] = read.scalar(value, f"{at}.match.dims.{name}")
     default = read.get(data, "default", (dict, NoneType), at)
+    code = read.get(data, "code", dict, at) if "code" in data else None
     interval = read.get(data, "interval_ms", (list, NoneType), at)
     return Row(
         match=Match(
@@ -396,5 +373,11 @@ def _read_row(read: _Reader, data: Any, at: str) -> Row:
         median_ms=read.get(data, "median_ms", (float, int, NoneType), at),
         interval_ms=None if interval is None else read.pair(interval, (float, int), f"{at}.interval_ms"),
         default=None if default is None else read.config(default, f"{at}.default"),
+        code=None if code is None else _read_code(read, code, f"{at}.code"),
         **{name: read.get(data, name, (float, int, NoneType), at) for name in ("default_ms", "gain", "margin")},
     )
+
+
+def _read_code(read: Reader, data: Any, at: str) -> Code:
+    numbers = {name: read.get(data, name, int, at) for name in ("registers", "spills", "shared_bytes")}
+    return Code(sha256=read.get(data, "sha256", str, at), **numbers)

@@ -313,6 +313,7 @@ def _export(resolved: Resolved, results: Sequence[StudyResult], ledger: FileLedg
     import datetime
 
     from tunefarm import __version__
+    from tunefarm.bench.build import triton_version
     from tunefarm.export import export, write_export
     from tunefarm.source import source_hash
 
@@ -324,7 +325,7 @@ def _export(resolved: Resolved, results: Sequence[StudyResult], ledger: FileLedg
         won, kernel=resolved.workload.signature.kernel,
         source_hash=source_hash(resolved.workload.kernel), sweep=spec.name, experiment=spec.digest,
         created=datetime.date.today().isoformat(), tunefarm=__version__, ranges=resolved.workload.ranges,
-        checked=resolved.workload.reference is not None,
+        checked=resolved.workload.reference is not None, triton=triton_version(),
     )  # fmt: skip
     written = write_export(Path(spec.export), pack)
     rows = sum(len(table.rows) for table in written.tables)
