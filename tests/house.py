@@ -142,6 +142,7 @@ HOUSE = """
     noise
     audit
     checkup
+    renewal
 
     cli
     cli.folders
@@ -155,6 +156,7 @@ HOUSE = """
     cli.pack_merge          typer*
     cli.pack_bisect         typer*
     cli.pack_check          typer* rich
+    cli.pack_revalidate     typer*
     cli.pack_interop        typer*
     cli.pack                typer* rich
     cli.plan                typer*

@@ -45,8 +45,7 @@ def export(
         ranges: dims that may range; all others are exact.
         backend_options: compiler options, other than those of the configs, under which everything was built.
         checked: outputs were compared with a reference's.
-        triton: the version that the trials were compiled by. Where times were taken under another, as in a replay, rows
-            say nothing of code.
+        triton: what compiled the trials; rows timed under another, as in a replay, say nothing of code.
 
     Raises:
         UserError: no study has a winner; measured and replayed results are mixed; results of one device come from
@@ -66,19 +65,17 @@ def export(
     def table(group: Sequence[StudyResult]) -> Table:
         device, toolchain = group[0].study.device, _only("toolchain", group, [r.toolchain for r in group])
         key_parts = FrozenMap[Any](
-            source_hash=source_hash,
-            backend_options=FrozenMap(backend_options or {}),
-            triton=toolchain.get("triton", "unknown"),
-            capability=device.arch,
-        )
+            source_hash=source_hash, backend_options=FrozenMap(backend_options or {}),
+            triton=toolchain.get("triton", "unknown"), capability=device.arch,
+        )  # fmt: skip
         provenance = Provenance(
             sweep=sweep, experiment=experiment, toolchain=toolchain, source=source, tunefarm=tunefarm, created=created,
             timer=_only("timer", group, [r.timer for r in group]), checked=checked,
         )  # fmt: skip
+        rows = _rows(group, ranges, triton)
         return Table(
-            kernel=kernel, source_hash=source_hash, device=device, key_parts=key_parts, provenance=provenance,
-            rows=_rows(group, ranges, triton),
-        )  # fmt: skip
+            kernel=kernel, source_hash=source_hash, device=device, key_parts=key_parts, provenance=provenance, rows=rows
+        )
 
     return seal(Pack(tables=tuple(table(group) for group in by_device.values())))
 
