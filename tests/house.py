@@ -24,6 +24,7 @@ HOUSE = """
     pack_diff
     export
     pack_merge
+    pack_bisect
 
     spec
     spec.grammar
@@ -143,6 +144,8 @@ HOUSE = """
     recording
     noise
     audit
+    checkup
+    renewal
 
     cli
     cli.folders
@@ -155,6 +158,9 @@ HOUSE = """
     cli.pack_which          typer*
     cli.pack_diff           typer*
     cli.pack_merge          typer*
+    cli.pack_bisect         typer*
+    cli.pack_check          typer* rich
+    cli.pack_revalidate     typer*
     cli.pack_interop        typer*
     cli.pack                typer* rich
     cli.plan                typer*
@@ -165,4 +171,5 @@ HOUSE = """
     cli.sweep               typer*
     cli.app                 typer*
     cli.__main__
+    testing
 """

@@ -11,13 +11,19 @@ import bench_kernels as k
 import pytest
 import torch
 import triton
+from farm import KERNEL, write_experiment
 
 from tunefarm.bench.build import Artifact, compile_launch
-from tunefarm.bench.cubin import resources
+from tunefarm.bench.cubin import code_hash, resources
 from tunefarm.bench.launch import learn
+from tunefarm.bench.tensors import make_inputs
+from tunefarm.cli.opening import open_experiment
 from tunefarm.config import Config
+from tunefarm.device import nominal
 from tunefarm.errors import InfrastructureError
+from tunefarm.plan import Target, plan
 from tunefarm.spec.workload import Workload
+from tunefarm.trial import Build
 
 DUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
@@ -66,3 +72,32 @@ def test_what_is_no_cubin_is_refused():
     for damaged in (b"", b"\x7fELF", b"not machine code" * 20, code[: len(code) // 2], renamed):
         with pytest.raises(InfrastructureError):
             resources(damaged)
+
+
+def test_code_is_what_a_gpu_gets(tmp_path: Path) -> None:
+    """An edit above the kernel, another folder, other names: other binaries, and the code of before."""
+    edits = {
+        "plain": KERNEL,
+        "moved": "\n\n\n" + KERNEL,
+        "commented": KERNEL.replace("    i = tl", "    # places\n    i = tl"),
+        "rewritten": KERNEL.replace("mask=i < n", "mask=n > i"),
+        "other": KERNEL.replace("mask=i < n", "mask=i < n - 1"),
+    }
+    found = {}
+    for name, text in edits.items():
+        resolved = open_experiment(write_experiment(tmp_path / name, kernel=text))
+        (study,) = plan(resolved, [Target(device=nominal("sm_90"))])
+        inputs = make_inputs(resolved.workload, study.study.variables, "meta")
+        build, artifact = compile_launch(learn(resolved.workload, inputs, study.default, 90), 90)
+        assert isinstance(build, Build)
+        assert isinstance(artifact, Artifact)
+        assert build.code == code_hash(artifact.cubin)
+        found[name] = build
+    assert len({build.binary for build in found.values()}) == 5
+    assert {found[name].code for name in ("moved", "commented", "rewritten")} == {found["plain"].code}
+    assert found["other"].code != found["plain"].code
+
+
+def test_code_of_no_cubin():
+    with pytest.raises(InfrastructureError, match="unreadable cubin"):
+        code_hash(b"not machine code" * 20)

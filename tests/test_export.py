@@ -14,12 +14,12 @@ from tunefarm.device import Device, nominal
 from tunefarm.errors import PackError, UserError
 from tunefarm.export import export, update, write_export
 from tunefarm.frozen import FrozenMap
-from tunefarm.pack import Pack, Table, dumps
+from tunefarm.pack import Code, Pack, Table, dumps
 from tunefarm.pack_reader import load_pack
 from tunefarm.problem import Problem
 from tunefarm.runtime.lookup import Activation, find, shortlist
 from tunefarm.study import Status, Study, StudyResult
-from tunefarm.trial import Winner
+from tunefarm.trial import Build, Trial, Winner
 
 H100, A100 = nominal("sm_90"), nominal("sm_80")
 TOOLCHAIN = FrozenMap(torch="2.11.0", triton="3.6.0")
@@ -229,3 +229,19 @@ def test_tf_048_rows_of_another_timer_stay_in_a_table_of_their_own() -> None:
     merged = update(old, make_pack(make_result(make_problem(512), timer="graph")))
     rows = {t.provenance.timer: [row.measured_at["n"] for row in t.rows] for t in merged.tables}
     assert rows == {"cold": [256], "graph": [512]}
+
+
+def test_rows_tell_the_code_that_was_timed_and_no_other() -> None:
+    """A replay's times are of another compiler's code than the one at hand."""
+    result = make_result(make_problem(1024))
+    assert result.winner is not None
+    build = Build(binary="b" * 64, registers=40, spills=2, shared_bytes=1024, code="c" * 64)
+    result = replace(result, trials=(Trial(number=0, config=result.winner.config, build=build),))
+    terms: dict[str, Any] = {
+        "kernel": "k", "source_hash": "a" * 64, "sweep": "s", "experiment": "", "created": "", "tunefarm": "0",
+    }  # fmt: skip
+    for triton, code in (
+        ("3.6.0", Code(sha256="c" * 64, registers=40, spills=2, shared_bytes=1024)), ("3.7.1", None), ("", None),
+    ):  # fmt: skip
+        (table,) = export([result], **terms, triton=triton).tables
+        assert [row.code for row in table.rows] == [code]

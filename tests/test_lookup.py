@@ -10,7 +10,7 @@ import pytest
 from tunefarm.config import Config
 from tunefarm.device import Device
 from tunefarm.frozen import FrozenMap
-from tunefarm.pack import Match, Pack, Provenance, Row, Table
+from tunefarm.pack import Code, Match, Pack, Provenance, Row, Table
 from tunefarm.problem import Problem
 from tunefarm.runtime.lookup import Activation, Step, difference, explain, find, shortlist, step_of
 
@@ -209,3 +209,22 @@ def test_only_the_latest_activation_s_word_on_misses_counts() -> None:
     exact = make_activation(make_match((128, 512)), tag=2)
     assert not any(offer.is_near for offer in listed(nearest, exact).offers)
     assert {offer.row.config.params["TAG"] for offer in listed(exact, nearest).offers if offer.is_near} == {1, 2}
+
+
+def test_tf_073_a_config_that_cannot_fit_is_refused_before_any_launch() -> None:
+    """As far as the pack tells what its configs take; the device is that of the call, or the one to be matched."""
+    (table,) = make_activation(make_match((0, 1024)), make_match((1024, 2048))).pack.tables
+    large = Code(sha256="c", registers=64, spills=0, shared_bytes=200_000)
+    table = replace(table, rows=(replace(table.rows[0], code=large), table.rows[1]))
+    pack, small = Pack(tables=(table,)), make_device(shared_bytes=101_376)
+    plenty = shortlist([Activation(pack=pack, label="p")], "k", "a", make_device(), "3.6.0")
+    assert (len(plenty.offers), plenty.refused) == (2, ())
+    for found in (
+        shortlist([Activation(pack=pack, label="p")], "k", "a", small, "3.6.0"),
+        shortlist([Activation(pack=pack, label="p", device=small)], "k", "a", make_device(), "3.6.0"),
+    ):
+        assert [offer.row for offer in found.offers] == [table.rows[1]]
+        (reason,) = found.refused
+        assert reason.endswith("takes 200000 bytes of shared memory, a block on NVIDIA H200 has 101376")
+        assert find(found.offers, make_call(), ()) is None
+        assert find(found.offers, make_call(2048), ()) is not None

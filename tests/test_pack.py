@@ -14,7 +14,7 @@ from tunefarm.config import Config
 from tunefarm.device import nominal
 from tunefarm.errors import PackError
 from tunefarm.frozen import FrozenMap
-from tunefarm.pack import Match, Pack, Provenance, Row, Table, dumps, seal
+from tunefarm.pack import Code, Match, Pack, Provenance, Row, Table, dumps, seal
 from tunefarm.pack_reader import load_pack
 
 PROVENANCE = Provenance(
@@ -92,6 +92,22 @@ def test_imported_rows_may_lack_times_and_raise_the_version(tmp_path: Path, pack
     assert '"version": 2' in text
     assert load_pack(written(tmp_path, text)).tables[0].rows == (untimed,)
     assert '"version": 1' in dumps(pack)
+
+
+def test_code_is_left_out_where_it_is_not_known_and_raises_the_version(tmp_path: Path, pack: Pack) -> None:
+    assert '"code"' not in dumps(pack)
+    code = Code(sha256="c" * 64, registers=40, spills=2, shared_bytes=1024)
+    first, *others = pack.tables[1].rows
+    known = replace(pack.tables[1], rows=(replace(first, code=code), *others))
+    text = dumps(seal(Pack(tables=(pack.tables[0], known))))
+    assert json.loads(text)["version"] == 2
+    again = load_pack(written(tmp_path, text))
+    assert [row.code for row in again.tables[1].rows] == [code, None, None]
+    assert dumps(again) == text
+    data = json.loads(text)
+    data["tables"][1]["rows"][0]["code"]["spills"] = "two"
+    with pytest.raises(PackError, match=r"tables\[1\].rows\[0\].code.spills: is of the wrong type \(str\)"):
+        load_pack(written(tmp_path, json.dumps(data)))
 
 
 def test_rows_are_in_numeric_order_one_a_line(pack: Pack) -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from tunefarm.cli.app import app
 from tunefarm.errors import PackError
-from tunefarm.pack import Pack, dumps, seal
+from tunefarm.pack import Code, Pack, dumps, seal
 from tunefarm.pack_reader import load_pack
 from tunefarm.pack_schema import pack_schema
 
@@ -31,7 +31,9 @@ def test_it_is_a_schema_and_printed_by_the_command() -> None:
 def test_real_packs_are_valid() -> None:
     untimed = replace(make_row(16, 8, 32), median_ms=None, interval_ms=None, default=None, default_ms=None, gain=None)
     imported = make_table(untimed, provenance=replace(PROVENANCE, source="imported", checked=False))
-    for pack in (whole(), seal(Pack(tables=())), seal(Pack(tables=(imported,)))):
+    code = Code(sha256="c" * 64, registers=40, spills=2, shared_bytes=1024)
+    coded = make_table(replace(make_row(16, 8, 32), code=code))
+    for pack in (whole(), seal(Pack(tables=())), seal(Pack(tables=(imported,))), seal(Pack(tables=(coded,)))):
         VALIDATOR.validate(json.loads(dumps(pack)))
 
 

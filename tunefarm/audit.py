@@ -19,7 +19,7 @@ from tunefarm.device import Device
 from tunefarm.dispatch import Dispatch
 from tunefarm.errands import Errands
 from tunefarm.errors import SpecError
-from tunefarm.export import match_of
+from tunefarm.export import is_of
 from tunefarm.pack import Row, Table
 from tunefarm.plan import Call, empty_reason, located
 from tunefarm.source import source_hash
@@ -121,8 +121,7 @@ def _looked_up(table: Table, errands: Sequence[Errands]) -> Iterator[Finding | _
 
 def _row(table: Table, row: Row, calls: Sequence[tuple[Call, Errands]]) -> Finding | _Pending:
     for call, errands in calls:
-        match = match_of(call.problem)
-        if (call.problem.dims, match.dtypes, match.facts) != row.identity:
+        if not is_of(row, call.problem):
             continue
         dtypes = tuple(call.problem.dtypes.values())
         if reason := unsupported(table.device, dtypes):

@@ -12,7 +12,7 @@ from tunefarm.config import Value
 from tunefarm.document import write_atomic
 from tunefarm.errors import UserError
 from tunefarm.frozen import FrozenMap
-from tunefarm.pack import SOURCES, Bounds, Match, Pack, Provenance, Row, Table, dumps, seal
+from tunefarm.pack import SOURCES, Bounds, Code, Match, Pack, Provenance, Row, Table, dumps, seal
 from tunefarm.pack_reader import load_pack
 from tunefarm.problem import Problem
 from tunefarm.study import Status, Study, StudyResult
@@ -31,6 +31,7 @@ def export(
     ranges: Collection[str] = (),
     backend_options: Mapping[str, Value] | None = None,
     checked: bool = True,
+    triton: str = "",
 ) -> Pack:
     """A sealed pack of the winners.
 
@@ -45,6 +46,7 @@ def export(
         ranges: dims that may range; all others are exact.
         backend_options: compiler options, other than those of the configs, under which everything was built.
         checked: outputs were compared with a reference's.
+        triton: what compiled the trials; rows timed under another, as in a replay, say nothing of code.
 
     Raises:
         UserError: no study has a winner; measured and replayed results are mixed; results of one device come from
@@ -64,19 +66,17 @@ def export(
     def table(group: Sequence[StudyResult]) -> Table:
         device, toolchain = group[0].study.device, _only("toolchain", group, [r.toolchain for r in group])
         key_parts = FrozenMap[Any](
-            source_hash=source_hash,
-            backend_options=FrozenMap(backend_options or {}),
-            triton=toolchain.get("triton", "unknown"),
-            capability=device.arch,
-        )
+            source_hash=source_hash, backend_options=FrozenMap(backend_options or {}),
+            triton=toolchain.get("triton", "unknown"), capability=device.arch,
+        )  # fmt: skip
         provenance = Provenance(
             sweep=sweep, experiment=experiment, toolchain=toolchain, source=source, tunefarm=tunefarm, created=created,
             timer=_only("timer", group, [r.timer for r in group]), checked=checked,
         )  # fmt: skip
+        rows = _rows(group, ranges, triton)
         return Table(
-            kernel=kernel, source_hash=source_hash, device=device, key_parts=key_parts, provenance=provenance,
-            rows=_rows(group, ranges),
-        )  # fmt: skip
+            kernel=kernel, source_hash=source_hash, device=device, key_parts=key_parts, provenance=provenance, rows=rows
+        )
 
     return seal(Pack(tables=tuple(table(group) for group in by_device.values())))
 
@@ -91,12 +91,14 @@ def _only(what: str, results: Sequence[StudyResult], values: Sequence[Any]) -> A
     return values[0]
 
 
-def _rows(results: Sequence[StudyResult], ranges: Collection[str]) -> tuple[Row, ...]:
+def _rows(results: Sequence[StudyResult], ranges: Collection[str], triton: str) -> tuple[Row, ...]:
     rows: dict[Any, tuple[Row, Study]] = {}
     for result in results:
         assert result.winner is not None
         problem = result.study.problem
         row = _row(match_of(problem, ranges), problem, result.winner)
+        if triton and result.toolchain.get("triton") == triton:
+            row = replace(row, code=_code(result))
         if row.identity in rows:
             other = rows[row.identity][1]
             raise UserError(
@@ -106,6 +108,15 @@ def _rows(results: Sequence[StudyResult], ranges: Collection[str]) -> tuple[Row,
             )
         rows[row.identity] = row, result.study
     return bounded([row for row, _ in rows.values()])
+
+
+def _code(result: StudyResult) -> Code | None:
+    """What the winner compiled to."""
+    won = result.winner.config if result.winner is not None else None
+    build = next((trial.build for trial in result.trials if trial.config == won), None)
+    if build is None or not build.code:
+        return None
+    return Code(sha256=build.code, registers=build.registers, spills=build.spills, shared_bytes=build.shared_bytes)
 
 
 def match_of(problem: Problem, ranges: Collection[str] = ()) -> Match:
@@ -123,6 +134,12 @@ def match_of(problem: Problem, ranges: Collection[str] = ()) -> Match:
     # naming anything by which the winner was chosen.
     facts = {k: v for k, v in problem.facts.items() if k in problem.dims or k in problem.dtypes or v == "none"}
     return Match(dims=FrozenMap(dims), dtypes=problem.dtypes, facts=FrozenMap(facts))
+
+
+def is_of(row: Row, problem: Problem) -> bool:
+    """Whether a row was measured at a problem."""
+    match = match_of(problem)
+    return (problem.dims, match.dtypes, match.facts) == row.identity
 
 
 def _row(match: Match, problem: Problem, winner: Winner) -> Row:

@@ -4,10 +4,11 @@
    {"kernel", "source_hash", "device": {...}, "key", "key_parts": {...}, "provenance": {...}, "digest", "rows": [
       {"match": {"dims": {name: value | [lo, hi]}, "dtypes": {...}, "facts": {...}}, "measured_at": {name: value},
        "config": {"params": {...}, "options": {...}}, "median_ms", "interval_ms", "default", "default_ms", "gain",
-       "margin"}]}]}
+       "margin", "code": {"sha256", "registers", "spills", "shared_bytes"}}]}]}
 
-A pack with imported rows, or with tables for Inductor (`"layer": 2` or `3`), says version 2, so that releases that do
-not know them refuse it and say why.
+`code` is left out where it is not known, as in rows of releases that did not ask. A pack with imported rows, with such
+code, or with tables for Inductor (`"layer": 2` or `3`), says version 2, so that releases that do not know them refuse
+it and say why.
 Rows stand one a line and sorted, so that a pack reads well in the diff of a pull request. Data only: reading a pack
 runs nothing and opens no other file.
 """
@@ -64,6 +65,24 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """What a config compiled to where it was timed.
+
+    Attributes:
+        sha256: of the machine code without what only debuggers read: two editions of a kernel, or two compilers, that
+            agree in it are one and the same to a GPU.
+        registers: per thread.
+        spills: 4-byte registers spilled to local memory per thread.
+        shared_bytes: shared memory of a block.
+    """
+
+    sha256: str
+    registers: int
+    spills: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One answer.
 
@@ -77,6 +96,7 @@ class Row:
         default_ms: its median in the same finals, or None.
         gain: default_ms / median_ms, or None.
         margin: runner-up's median over the winner's, minus 1, or None.
+        code: what `config` compiled to, or None where that is not known; a pack leaves it out then.
     """
 
     match: Match
@@ -88,6 +108,7 @@ class Row:
     default_ms: float | None = None
     gain: float | None = None
     margin: float | None = None
+    code: Code | None = None
 
     @property
     def identity(self) -> tuple[FrozenMap[Any], ...]:
@@ -222,7 +243,8 @@ def dumps(pack: Pack) -> str:
         one_row_a_line({**table_head(t), "digest": t.digest}, [plain(r) for r in t.rows], "rows").rstrip()
         for t in pack.tables
     )
-    version = VERSIONS["imported" in pack.sources or any(table.layer != 1 for table in pack.tables)]
+    news = any(table.layer != 1 or any(row.code for row in table.rows) for table in pack.tables)
+    version = VERSIONS["imported" in pack.sources or news]
     return f'{{"format": "{FORMAT}", "version": {version},\n"digest": "{pack.digest}",\n"tables": [\n{tables}\n]}}\n'
 
 
@@ -239,7 +261,9 @@ def plain(value: Any) -> Any:
         return value.to_json()
     if isinstance(value, Provenance) and value.checked:
         return {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.name != "checked"}
-    if isinstance(value, Row | Match | Provenance):
+    if isinstance(value, Row) and value.code is None:
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.name != "code"}
+    if isinstance(value, Row | Match | Provenance | Code):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
         return {k: plain(v) for k, v in value.items()}

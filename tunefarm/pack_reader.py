@@ -25,6 +25,7 @@ from tunefarm.pack import (
     SOURCES,
     VERSIONS,
     Bounds,
+    Code,
     Match,
     Pack,
     Provenance,
@@ -314,6 +315,7 @@ def _read_row(read: _Reader, data: Any, at: str) -> Row:
         else:
             dims[name] = read.scalar(value, f"{at}.match.dims.{name}")
     default = read.get(data, "default", (dict, NoneType), at)
+    code = read.get(data, "code", dict, at) if "code" in data else None
     interval = read.get(data, "interval_ms", (list, NoneType), at)
     return Row(
         match=Match(
@@ -326,5 +328,11 @@ def _read_row(read: _Reader, data: Any, at: str) -> Row:
         median_ms=read.get(data, "median_ms", (float, int, NoneType), at),
         interval_ms=None if interval is None else read.pair(interval, (float, int), f"{at}.interval_ms"),
         default=None if default is None else read.config(default, f"{at}.default"),
+        code=None if code is None else _read_code(read, code, f"{at}.code"),
         **{name: read.get(data, name, (float, int, NoneType), at) for name in ("default_ms", "gain", "margin")},
     )
+
+
+def _read_code(read: _Reader, data: Any, at: str) -> Code:
+    numbers = {name: read.get(data, name, int, at) for name in ("registers", "spills", "shared_bytes")}
+    return Code(sha256=read.get(data, "sha256", str, at), **numbers)

@@ -31,7 +31,7 @@ def pack_schema() -> Schema:
         **_object(
             {
                 "format": {"const": FORMAT},
-                "version": {"enum": list(VERSIONS), "description": "2 for imported rows and Inductor's tables"},
+                "version": {"enum": list(VERSIONS), "description": "2 for imported rows, code, and Inductor's tables"},
                 "digest": _SHA | {"description": "over the digests of all tables"},
                 "tables": {"type": "array", "items": {"$ref": "#/$defs/table"}},
             }
@@ -94,8 +94,16 @@ def _row() -> Schema:
             "default_ms": _nullable(_NUMBER),
             "gain": _nullable(_NUMBER) | {"description": "default_ms / median_ms"},
             "margin": _nullable(_NUMBER) | {"description": "runner-up's median over the winner's, minus 1"},
-        }
+            "code": _code(),
+        },
+        optional=("code",),
     )
+
+
+def _code() -> Schema:
+    numbers = {name: {"type": "integer"} for name in ("registers", "spills", "shared_bytes")}
+    sha256 = _TEXT | {"description": "of the machine code, without what only debuggers read"}
+    return _object({"sha256": sha256, **numbers}) | {"description": "what config compiled to where it was timed"}
 
 
 def _match() -> Schema:

@@ -119,6 +119,20 @@ class Ledger(Protocol):
         ...
 
 
+class NullLedger:
+    """Keeps nothing: for sweeps that are held once and not gone on with."""
+
+    def append(self, event: str, data: Mapping[str, Any]) -> None:
+        """See `Ledger`."""
+
+    def events(self) -> Iterator[Mapping[str, Any]]:
+        """See `Ledger`."""
+        return iter(())
+
+    def close(self) -> None:
+        """See `Ledger`."""
+
+
 class Clock(Protocol):
     """Time as the schedule sees it: real, or virtual in simulations."""
 

@@ -77,6 +77,8 @@ class Build:
         grid: programs launched along x, y, z for the problem it was built for.
         build_s: seconds of compiling; 0 when it came from the store.
         launch: attributes that change a launch though the binary is equal (warps, cluster, cooperative).
+        code: SHA-256 of the machine code alone, without the lines and files that the binary names to debuggers; empty
+            where nobody looked.
     """
 
     binary: str
@@ -86,6 +88,7 @@ class Build:
     grid: tuple[int, int, int] = (1, 1, 1)
     build_s: float = 0.0
     launch: FrozenMap[Any] = field(default_factory=FrozenMap)
+    code: str = ""
 
     @property
     def identity(self) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunefarm.bench.cubin import resources
+from tunefarm.bench.cubin import code_hash, resources
 from tunefarm.bench.launch import Launch
 from tunefarm.document import digest
 from tunefarm.errors import InfrastructureError
@@ -104,6 +104,7 @@ def compile_launch(launch: Launch, target: int) -> tuple[Build, Artifact] | tupl
     build = Build(
         binary=binary, registers=registers, spills=spills, shared_bytes=int(facts["shared"]), grid=launch.grid,
         build_s=seconds, launch=FrozenMap({n: _hashable(facts[n]) for n in _LAUNCH_ATTRIBUTES if n in facts}),
+        code=code_hash(cubin),
     )  # fmt: skip
     artifact = Artifact(binary=binary, cubin=cubin, metadata=metadata, specialization=launch.specialization)
     return build, artifact

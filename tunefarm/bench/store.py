@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from tunefarm.bench.build import Artifact
+from tunefarm.bench.cubin import code_hash
 from tunefarm.document import canonical, parse_json, read_bytes, read_text, write_atomic
-from tunefarm.errors import DocumentError
+from tunefarm.errors import DocumentError, InfrastructureError
 from tunefarm.trial import Build, build_from_json, to_json
 
 
@@ -33,6 +36,9 @@ class BuildStore:
             cubin = read_bytes(self._cubin(build.binary))
             if hashlib.sha256(cubin).hexdigest() != build.binary:
                 return None
+            if not build.code:  # kept by an earlier release
+                with contextlib.suppress(InfrastructureError):
+                    build = replace(build, code=code_hash(cubin))
             artifact = Artifact(
                 binary=build.binary, cubin=cubin, metadata=json.dumps(data["metadata"]),
                 specialization=data["specialization"],

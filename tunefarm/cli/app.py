@@ -14,8 +14,8 @@ from tunefarm.cli.record import record
 from tunefarm.cli.sweep import sweep
 
 EXIT_CODES = """Exit codes: 0 done; 1 partial (a study that was measured has no winner, a default config no noise
-floor, a row of a pack does not fit its kernel); 2 something to mend in what you wrote or asked for; 3 a machine,
-process or service failed; 130 interrupted."""
+floor, a row of a pack does not fit its kernel or is slower than it was); 2 something to mend in what you wrote or asked
+for; 3 a machine, process or service failed; 130 interrupted."""
 
 app = typer.Typer(
     no_args_is_help=True,

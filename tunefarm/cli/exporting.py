@@ -69,6 +69,7 @@ def export_all(path: str, harvests: Sequence[Harvest]) -> bool:
         UserError: they may not share a pack.
         PackError: the file that is there is not a sound pack; it is left as it is.
     """
+    from tunefarm.bench.build import triton_version
     from tunefarm.export import export, join, write_export
     from tunefarm.source import source_hash
 
@@ -82,7 +83,7 @@ def export_all(path: str, harvests: Sequence[Harvest]) -> bool:
                 export(
                     won, kernel=workload.signature.kernel, source_hash=source_hash(workload.kernel), sweep=spec.name,
                     experiment=spec.digest, created=datetime.date.today().isoformat(), tunefarm=__version__,
-                    ranges=workload.ranges, checked=workload.reference is not None,
+                    ranges=workload.ranges, checked=workload.reference is not None, triton=triton_version(),
                 )
             )  # fmt: skip
     if not packs:

@@ -170,6 +170,27 @@ def gpu_fleet(
         workers.close()
 
 
+@contextlib.contextmanager
+def meter_fleet(
+    meter: MeterKind, kind: FleetKind, address: str | None, *, builders: int | None, ref: WorkloadRef | None = None
+) -> Iterator[Fleet]:
+    """A fleet that measures as wanted, closed in the end.
+
+    Raises:
+        UserError: a GPU is wanted, there is none here, and no cluster was named.
+        InfrastructureError: it cannot be started.
+    """
+    if meter is MeterKind.GPU or (meter is MeterKind.AUTO and (bool(address) or has_gpu())):
+        with gpu_fleet(kind, address, builders=builders, ref=ref) as workers:
+            yield workers
+        return
+    workers = open_fleet(kind, address, use_gpu=False, builders=builders)
+    try:
+        yield workers
+    finally:
+        workers.close()
+
+
 def plan_live(resolved: Resolved, fleet: Fleet) -> list[PlannedStudy]:
     """The studies of an experiment on the first of its devices that a fleet holds.
 
@@ -196,6 +217,21 @@ def check_output(path: Path) -> None:
     virtual = folder.absolute().parts[1:2] in (("proc",), ("sys",))  # they claim to be writable
     if path.is_dir() or virtual or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UserError("cannot be written", file=str(path), hint="name a file in a folder you may write to")
+
+
+def check_new(path: Path, *, beside: Path | None = None) -> None:
+    """Refuses to write over a file, before the work.
+
+    Args:
+        path: where something is to be written.
+        beside: the one file that may be replaced: what is written is its next edition.
+
+    Raises:
+        UserError: it is there already, or could not be written.
+    """
+    check_output(path)
+    if path.exists() and not (beside is not None and beside.exists() and path.samefile(beside)):
+        raise UserError("is there already", file=str(path), hint="name a new file, or remove this one")
 
 
 def read_known(resolved: Resolved) -> dict[Path, list[Story]]:

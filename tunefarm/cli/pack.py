@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tunefarm.cli.pack_bisect import bisect
+from tunefarm.cli.pack_check import check
 from tunefarm.cli.pack_diff import diff
 from tunefarm.cli.pack_interop import export_pack, import_pack
 from tunefarm.cli.pack_merge import merge, merge_driver
+from tunefarm.cli.pack_revalidate import revalidate
 from tunefarm.cli.pack_verify import verify
 from tunefarm.cli.pack_which import which
 from tunefarm.cli.terminal import console, time_text
@@ -29,6 +32,9 @@ app.command()(which)
 app.command()(diff)
 app.command()(merge)
 app.command()(merge_driver)
+app.command()(bisect)
+app.command()(check)
+app.command()(revalidate)
 app.command("import")(import_pack)
 app.command("export")(export_pack)
 

@@ -151,7 +151,11 @@ def shortlist(
             else:
                 notes += [*([differs] if other_triton else []), *([foreign] if imported else [])]
                 order = list(Step).index(step), other_triton, age, imported
-                found += [(order, Offer(row=r, step=step, table=table, activation=activation)) for r in table.rows]
+                for row in readable(table)[0]:
+                    if too_large := _too_large(row, activation.device or device):
+                        refused.append(f"{where}, {row.match.label}: {too_large}")
+                    else:
+                        found.append((order, Offer(row=row, step=step, table=table, activation=activation)))
     found.sort(key=lambda pair: pair[0])
     offers = [offer for _, offer in found]
     if activations and activations[-1].on_miss == "nearest":
@@ -167,6 +171,16 @@ def readable(table: Table) -> tuple[Sequence[Row], str]:
         return tuple(table.rows), ""
     except PackError as error:
         return (), str(error)
+
+
+def _too_large(row: Row, here: Device) -> str:
+    """Why a config cannot be launched on a device, as far as the pack tells; empty if it can."""
+    if row.code is None or row.code.shared_bytes <= here.shared_bytes:
+        return ""
+    return (
+        f"{row.config} takes {row.code.shared_bytes} bytes of shared memory, a block on {here.name} has "
+        f"{here.shared_bytes}"
+    )
 
 
 def _near(row: Row, stretch: int) -> Iterator[Row]:
