@@ -30,6 +30,7 @@ def export(
     ranges: Collection[str] = (),
     backend_options: Mapping[str, Value] | None = None,
     checked: bool = True,
+    layer: int = 1,
 ) -> Pack:
     """A sealed pack of the winners.
 
@@ -44,6 +45,7 @@ def export(
         ranges: dims that may range; all others are exact.
         backend_options: compiler options, other than those of the configs, under which everything was built.
         checked: outputs were compared with a reference's.
+        layer: who consults the rows; those of Inductor hold for one release of torch.
 
     Raises:
         UserError: no study has a winner; measured and replayed results are mixed; results of one device come from
@@ -63,18 +65,16 @@ def export(
     def table(group: Sequence[StudyResult]) -> Table:
         device, toolchain = group[0].study.device, _only("toolchain", group, [r.toolchain for r in group])
         key_parts = FrozenMap[Any](
-            source_hash=source_hash,
-            backend_options=FrozenMap(backend_options or {}),
-            triton=toolchain.get("triton", "unknown"),
-            capability=device.arch,
-        )
+            source_hash=source_hash, backend_options=FrozenMap(backend_options or {}), capability=device.arch,
+            **{name: toolchain.get(name, "unknown") for name in (("triton",) if layer == 1 else ("triton", "torch"))},
+        )  # fmt: skip
         provenance = Provenance(
             sweep=sweep, experiment=experiment, toolchain=toolchain, source=source, tunefarm=tunefarm, created=created,
             timer=_only("timer", group, [r.timer for r in group]), checked=checked,
         )  # fmt: skip
         return Table(
             kernel=kernel, source_hash=source_hash, device=device, key_parts=key_parts, provenance=provenance,
-            rows=_rows(group, ranges),
+            rows=_rows(group, ranges), layer=layer,
         )  # fmt: skip
 
     return seal(Pack(tables=tuple(table(group) for group in by_device.values())))
@@ -212,10 +212,10 @@ def update(old: Pack, new: Pack) -> Pack:
             f"would mix {' and '.join(sorted(sources))} rows in one pack",
             hint="export to another file, or remove this one",
         )
-    fresh = {(t.kernel, t.device.key): t for t in new.tables}
+    fresh = {(t.kernel, t.layer, t.device.key): t for t in new.tables}
     tables: list[Table] = []
     for table in old.tables:
-        place = table.kernel, table.device.key
+        place = table.kernel, table.layer, table.device.key
         swept = fresh.get(place)
         if swept is None:
             tables.append(table)

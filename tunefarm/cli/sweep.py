@@ -148,6 +148,7 @@ def _open_ledger(order: _Order, planned: Sequence[PlannedStudy]) -> FileLedger:
         [
             source_hash(workload.kernel),
             [_text(part) for part in (workload.call, workload.reference, workload.inputs)],
+            *([_text(workload.library)] if workload.library is not None else []),
             [workload.restore, workload.zero, workload.atol, workload.rtol],
             [spec.accept.atol, spec.accept.rtol, spec.accept.same_bits, [check.label for check in spec.checks]],
             [spec.search.seed, spec.timer],
@@ -304,7 +305,7 @@ def _incumbents(pack: Pack | None, planned: Sequence[PlannedStudy]) -> dict[str,
                 continue
             for row in table.rows:
                 same = row.measured_at == study.study.problem.dims and row.match.dtypes == study.study.problem.dtypes
-                if same and row.config in study.candidates:
+                if same and row.config in study.entrants:
                     found.setdefault(study.study.key, row.config)
     return found
 
@@ -314,15 +315,14 @@ def _export(resolved: Resolved, results: Sequence[StudyResult], ledger: FileLedg
 
     from tunefarm import __version__
     from tunefarm.export import export, write_export
-    from tunefarm.source import source_hash
 
     spec = resolved.experiment
     won = _exportable(results)
     if not spec.export or not won:
         return ""
+    kernel, source, layer = resolved.workload.packed_as
     pack = export(
-        won, kernel=resolved.workload.signature.kernel,
-        source_hash=source_hash(resolved.workload.kernel), sweep=spec.name, experiment=spec.digest,
+        won, kernel=kernel, source_hash=source, layer=layer, sweep=spec.name, experiment=spec.digest,
         created=datetime.date.today().isoformat(), tunefarm=__version__, ranges=resolved.workload.ranges,
         checked=resolved.workload.reference is not None,
     )  # fmt: skip

@@ -19,6 +19,7 @@ from tunefarm.runtime.lookup import POLICIES, Activation
 from tunefarm.runtime.ranks import settle
 from tunefarm.runtime.reporting import write_at_exit
 from tunefarm.runtime.sources import find_packs
+from tunefarm.runtime.templates import follow
 
 DIGEST_DIGITS = 12
 
@@ -37,7 +38,8 @@ def activate(
     """Puts a pack into use for kernels marked with `autotune` and for installed ones, now and later.
 
     Of several active packs the later one answers first; its word on misses counts. What torch.compile has compiled
-    before is compiled again, except with kernels that were not yet installed, or that restore or zero arguments.
+    before is compiled again, except with kernels that were not yet installed, or that restore or zero arguments. Rows
+    for Inductor's GEMM templates hold for what is compiled from now on: see `runtime.templates`.
 
     Args:
         source: a pack; the path of one, or of a folder whose `*.json` are packs; `pkg:PACKAGE[/PATH]` for either among
@@ -60,7 +62,7 @@ def activate(
 
     Raises:
         PackError: there is no such file, or its digest is another; with `strict` also if it is damaged.
-        MissError: `strict`, and the pack holds replayed rows that are not allowed.
+        MissError: `strict`, and the pack holds replayed rows that are not allowed, or rows that Inductor cannot be told.
         UserError: `on_miss` is none of the four, a package or registry does not hold the source, or ranks disagree.
         InfrastructureError: a rank of `group` could not be reached.
     """
@@ -79,9 +81,14 @@ def activate(
     ACTIVE.add(
         Activation(pack=pack, label=label, on_miss=on_miss, strict=strict, allow_replayed=allow_replayed, device=device)
     )
+    _take_effect(wish, strict=strict)
+    return pack
+
+
+def _take_effect(wish: Wishes, *, strict: bool) -> None:
+    follow(strict=strict)
     if wish.report:
         write_at_exit(wish.report)
-    return pack
 
 
 def _read(source: str | Path | Pack, digest: str, wish: Wishes, *, strict: bool) -> tuple[Pack | UserError, str, bool]:
@@ -131,6 +138,7 @@ def _check_digest(pack: Pack, label: str, digest: str) -> None:
 def deactivate() -> None:
     """Takes all packs out of use and forgets what was counted; adopted kernels stay adopted. For tests."""
     ACTIVE.clear()
+    follow()
 
 
 def install(target: Any) -> list[str]:
