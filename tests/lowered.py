@@ -9,7 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from tunefarm.choosing import template_hash
+from tunefarm.config import Config
 from tunefarm.device import Device, nominal
+from tunefarm.export import match_of
+from tunefarm.frozen import FrozenMap
+from tunefarm.gemm import Gemm
+from tunefarm.pack import Pack, Provenance, Row, Table, seal
+from tunefarm.runtime.kernels import triton_version
 
 H200: Device = nominal("sm_90")
 
@@ -86,3 +93,32 @@ def lower(function: Callable[..., Any], *shapes: tuple[Any, ...]) -> list[tuple[
 
 def _dense(size: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(size[i + 1 :]) for i in range(len(size)))
+
+
+def pack_of(*rows: tuple[Gemm, Config], torch_version: str = "", source: str = "", device: Device = H200) -> Pack:
+    """A pack of rows for Inductor, as if they had been measured under this torch or another."""
+    import torch
+
+    torch_version = torch_version or str(torch.__version__)
+    provenance = Provenance(
+        sweep="s", experiment="e", toolchain=FrozenMap(torch=torch_version), timer="cold", source="measured",
+        tunefarm="0", created="2026-01-01",
+    )  # fmt: skip
+    tables = []
+    for op in dict.fromkeys(gemm.op for gemm, _ in rows):
+        text = source or template_hash(op)
+        parts = FrozenMap[Any](
+            source_hash=text, backend_options=FrozenMap(), triton=triton_version(), torch=torch_version,
+            capability=device.arch,
+        )  # fmt: skip
+        made = tuple(
+            Row(match=match_of(gemm.problem), measured_at=gemm.problem.dims, config=config, median_ms=1.0,
+                interval_ms=(0.9, 1.1))
+            for gemm, config in rows if gemm.op == op
+        )  # fmt: skip
+        tables.append(
+            Table(
+                kernel=op, source_hash=text, device=device, key_parts=parts, provenance=provenance, rows=made, layer=2
+            )
+        )
+    return seal(Pack(tables=tuple(tables)))

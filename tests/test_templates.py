@@ -13,18 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from lowered import H200, lower
+from lowered import H200, lower, pack_of
 
-from tunefarm.choosing import template_hash
 from tunefarm.config import LIBRARY, Config
 from tunefarm.errors import MissError
-from tunefarm.export import match_of
 from tunefarm.frozen import FrozenMap
 from tunefarm.gemm import Gemm
 from tunefarm.inductor.gemms import recording_gemms
-from tunefarm.pack import Pack, Provenance, Row, Table, seal
+from tunefarm.pack import Pack, seal
 from tunefarm.runtime.activation import activate, deactivate
-from tunefarm.runtime.kernels import triton_version
 from tunefarm.runtime.reporting import report
 
 ROOT = Path(__file__).parents[1]
@@ -49,29 +46,6 @@ def gemm_asked(function: Any, *tensors: Any) -> Gemm:
         lower(function, *tensors)
     (gemm,) = calls
     return gemm
-
-
-def pack_of(*rows: tuple[Gemm, Config], torch_version: str = str(torch.__version__), source: str = "") -> Pack:
-    provenance = Provenance(
-        sweep="s", experiment="e", toolchain=FrozenMap(torch=torch_version), timer="cold", source="measured",
-        tunefarm="0", created="2026-01-01",
-    )  # fmt: skip
-    tables = []
-    for op in dict.fromkeys(gemm.op for gemm, _ in rows):
-        text = source or template_hash(op)
-        parts = FrozenMap[Any](
-            source_hash=text, backend_options=FrozenMap(), triton=triton_version(), torch=torch_version,
-            capability=H200.arch,
-        )  # fmt: skip
-        made = tuple(
-            Row(match=match_of(gemm.problem), measured_at=gemm.problem.dims, config=config, median_ms=1.0,
-                interval_ms=(0.9, 1.1))
-            for gemm, config in rows if gemm.op == op
-        )  # fmt: skip
-        tables.append(
-            Table(kernel=op, source_hash=text, device=H200, key_parts=parts, provenance=provenance, rows=made, layer=2)
-        )
-    return seal(Pack(tables=tuple(tables)))
 
 
 def test_a_hit_is_one_choice_the_template_under_the_rows_config() -> None:
@@ -285,6 +259,24 @@ def test_a_program_that_wants_autotuning_keeps_its_rows() -> None:
         ((_, (miss,)),) = lower(aten.mm.default, ((64, 64), BF16), ((64, 64), BF16))
     assert isinstance(hit, TritonTemplateCaller)
     assert isinstance(miss, ExternKernelCaller)
+
+
+def test_a_torch_that_cannot_be_told_is_said_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor import config, select_algorithm
+
+    pack = pack_of((gemm_asked(aten.mm.default, A, B), CONFIG))
+    monkeypatch.delattr(select_algorithm, "add_preprocessing_fn")
+    with caplog.at_level(logging.WARNING, "tunefarm.runtime"):
+        activate(pack, device=H200)
+        activate(pack, device=H200)
+    assert len([r for r in caplog.records if "has no select_algorithm.add_preprocessing_fn" in r.message]) == 1
+    assert not config.max_autotune_gemm
+    deactivate()
+    with pytest.raises(MissError, match="rows for Inductor's templates are not used"):
+        activate(pack, device=H200, strict=True)
+    assert report().packs == ()
 
 
 def test_a_pack_without_such_rows_does_not_import_torch() -> None:

@@ -54,7 +54,7 @@ def choose(chooser: Chooser) -> Callable[[], None]:
     """
     with _lock:
         if not _choosers:
-            if reason := _obstacle():
+            if reason := obstacle():
                 raise UserError(f"Inductor cannot be told what to use: {reason}", hint="use another release of torch")
             _undo.extend(_put())
         _choosers.append(chooser)
@@ -94,11 +94,13 @@ def template_of(op: str) -> Any:
     return bmm_template if TEMPLATES[op] == "bmm" else mm_template
 
 
-def _obstacle() -> str:
-    """Why Inductor cannot be told; empty if it can."""
+def obstacle() -> str:
+    """Why Inductor cannot be told what to use; empty if it can, or already is."""
     import torch
     from torch._inductor import choices, config, select_algorithm, virtualized
 
+    if _choosers:
+        return ""
     settings = getattr(config, "_config", {})
     missing = [
         name

@@ -19,7 +19,7 @@ from tunefarm.runtime.lookup import POLICIES, Activation
 from tunefarm.runtime.ranks import settle
 from tunefarm.runtime.reporting import write_at_exit
 from tunefarm.runtime.sources import find_packs
-from tunefarm.runtime.templates import follow
+from tunefarm.runtime.templates import check_inductor, follow
 
 DIGEST_DIGITS = 12
 
@@ -62,7 +62,7 @@ def activate(
 
     Raises:
         PackError: there is no such file, or its digest is another; with `strict` also if it is damaged.
-        MissError: `strict`, and the pack holds replayed rows that are not allowed, or rows that Inductor cannot be told.
+        MissError: `strict`, and the pack holds replayed rows that are not allowed, or rows that Inductor cannot obey.
         UserError: `on_miss` is none of the four, a package or registry does not hold the source, or ranks disagree.
         InfrastructureError: a rank of `group` could not be reached.
     """
@@ -78,17 +78,14 @@ def activate(
         ACTIVE.warn_once(f"no pack is used: {pack}")
         return None
     _check_times(pack, label, strict=strict, allow_replayed=allow_replayed)
+    check_inductor(pack, strict=strict)
     ACTIVE.add(
         Activation(pack=pack, label=label, on_miss=on_miss, strict=strict, allow_replayed=allow_replayed, device=device)
     )
-    _take_effect(wish, strict=strict)
-    return pack
-
-
-def _take_effect(wish: Wishes, *, strict: bool) -> None:
-    follow(strict=strict)
+    follow()
     if wish.report:
         write_at_exit(wish.report)
+    return pack
 
 
 def _read(source: str | Path | Pack, digest: str, wish: Wishes, *, strict: bool) -> tuple[Pack | UserError, str, bool]:

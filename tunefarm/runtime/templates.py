@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tunefarm.choosing import Chooser, choose, refresh, template_hash
+from tunefarm.choosing import Chooser, choose, obstacle, refresh, template_hash
 from tunefarm.config import Config
 from tunefarm.device import Device
 from tunefarm.document import digest
-from tunefarm.errors import MissError, UserError
+from tunefarm.errors import MissError
 from tunefarm.gemm import TEMPLATES, Gemm
-from tunefarm.pack import Table
+from tunefarm.pack import Pack, Table
 from tunefarm.runtime.active import ACTIVE, Tally
 from tunefarm.runtime.kernels import live_device, triton_version
 from tunefarm.runtime.lookup import Shortlist, explain, find, shortlist
@@ -32,12 +32,22 @@ _end: Callable[[], None] | None = None
 _lists: dict[tuple[int, str, int | None], Shortlist] = {}
 
 
-def follow(*, strict: bool = False) -> None:
-    """Lets Inductor obey the active packs if they have rows for it, and leaves it alone otherwise.
+def check_inductor(pack: Pack, *, strict: bool) -> None:
+    """Looks whether Inductor can be told of a pack's rows, if it has any; what keeps it from that is logged.
 
     Raises:
-        MissError: `strict`, and this torch cannot be told.
+        MissError: `strict`, and it cannot.
     """
+    if _end is not None or not any(table.layer == LAYER for table in pack.tables) or not (reason := obstacle()):
+        return
+    message = f"rows for Inductor's templates are not used: {reason}"
+    if strict:
+        raise MissError(message, hint="use another release of torch, or a pack without them")
+    ACTIVE.warn_once(message)
+
+
+def follow() -> None:
+    """Lets Inductor obey the active packs if they have rows for it, and leaves it alone otherwise."""
     global _end
     _lists.clear()
     if not _tables():
@@ -48,12 +58,8 @@ def follow(*, strict: bool = False) -> None:
     if _end is not None:
         refresh()
         return
-    try:
+    if not obstacle():
         _end = choose(Chooser(answer=_answer, identity=_identity))
-    except UserError as error:
-        if strict:
-            raise MissError(str(error.args[0]), hint=error.hint) from None
-        ACTIVE.warn_once(f"rows for Inductor's templates are not used: {error}")
 
 
 def _tables() -> list[Table]:
