@@ -7,6 +7,7 @@ autotuned as ever where that mode asks for it, and nowhere else. Rows match size
 and hold for one release of torch and one text of the template.
 
 Functions compiled before a pack was activated keep what they have: activate first, or call `torch._dynamo.reset()`.
+A graph that Inductor takes from its cache was made under the same rows, asks for nothing and is not counted.
 Nothing of torch is imported before a pack with such rows is active.
 """
 
