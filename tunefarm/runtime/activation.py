@@ -38,8 +38,7 @@ def activate(
     """Puts a pack into use for kernels marked with `autotune` and for installed ones, now and later.
 
     Of several active packs the later one answers first; its word on misses counts. What torch.compile has compiled
-    before is compiled again, except with kernels that were not yet installed, or that restore or zero arguments. Rows
-    for Inductor's GEMM templates hold for what is compiled from now on: see `runtime.templates`.
+    before is compiled again, except with kernels of Inductor's, not yet installed, or that restore or zero arguments.
 
     Args:
         source: a pack; the path of one, or of a folder whose `*.json` are packs; `pkg:PACKAGE[/PATH]` for either among
@@ -77,8 +76,7 @@ def activate(
             raise pack
         ACTIVE.warn_once(f"no pack is used: {pack}")
         return None
-    _check_times(pack, label, strict=strict, allow_replayed=allow_replayed)
-    check_inductor(pack, strict=strict)
+    _check(pack, label, strict=strict, allow_replayed=allow_replayed)
     ACTIVE.add(
         Activation(pack=pack, label=label, on_miss=on_miss, strict=strict, allow_replayed=allow_replayed, device=device)
     )
@@ -108,7 +106,8 @@ def _read(source: str | Path | Pack, digest: str, wish: Wishes, *, strict: bool)
     return _without(found.pack, found.label, wish.exclude), found.label, False
 
 
-def _check_times(pack: Pack, label: str, *, strict: bool, allow_replayed: bool) -> None:
+def _check(pack: Pack, label: str, *, strict: bool, allow_replayed: bool) -> None:
+    check_inductor(pack, strict=strict)
     if "replayed" in pack.sources and not allow_replayed:
         message = f"{label}: its times were replayed from a landscape, not measured"
         if strict:
