@@ -17,6 +17,8 @@ HOUSE = """
     document
     source
     landscape
+    gemm                    torch
+    choosing                torch
     seams
     pack
     pack_reader
@@ -114,6 +116,7 @@ HOUSE = """
     runtime.registry        mlflow
     runtime.sources
     runtime.reporting
+    runtime.templates       torch
     runtime.activation
     runtime.unmodified
     runtime.__main__
@@ -123,6 +126,10 @@ HOUSE = """
     interop.foreign
     interop.moe
     interop.autotune
+
+    inductor
+    inductor.rendering      torch
+    inductor.gemms          torch
 
     .
 

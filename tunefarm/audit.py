@@ -15,6 +15,7 @@ from tunefarm.bench.legality import illegal, unsupported
 from tunefarm.bench.store import BuildStore
 from tunefarm.bench.tensors import make_inputs
 from tunefarm.builds import BuildBoard
+from tunefarm.config import LIBRARY
 from tunefarm.device import Device
 from tunefarm.dispatch import Dispatch
 from tunefarm.errands import Errands
@@ -22,7 +23,6 @@ from tunefarm.errors import SpecError
 from tunefarm.export import is_of
 from tunefarm.pack import Row, Table
 from tunefarm.plan import Call, empty_reason, located
-from tunefarm.source import source_hash
 from tunefarm.spec.experiment import Resolved
 from tunefarm.trial import Build, describe
 
@@ -96,10 +96,11 @@ class _Pending:
 
 def _looked_up(table: Table, errands: Sequence[Errands]) -> Iterator[Finding | _Pending]:
     """The rows of a table that can be compiled, and findings about what cannot."""
-    named = [e for e in errands if e.resolved.workload.signature.kernel == table.kernel]
-    hashes = [source_hash(e.resolved.workload.kernel) for e in named]
+    known = [(e, *e.resolved.workload.packed_as) for e in errands]
+    named = [e for e, name, _, layer in known if (name, layer) == (table.kernel, table.layer)]
+    hashes = [source for _, name, source, layer in known if (name, layer) == (table.kernel, table.layer)]
     if not named:
-        others = sorted({e.resolved.workload.signature.kernel for e in errands})
+        others = sorted({name for _, name, *_ in known})
         yield Finding(table=table, reason=f"no experiment given launches this kernel; they launch {', '.join(others)}")
     elif table.source_hash not in hashes:
         # Of several experiments with one source the first is named.
@@ -126,7 +127,8 @@ def _row(table: Table, row: Row, calls: Sequence[tuple[Call, Errands]]) -> Findi
         dtypes = tuple(call.problem.dtypes.values())
         if reason := unsupported(table.device, dtypes):
             return Finding(table=table, row=row, reason=reason)
-        if failure := illegal(row.config, errands.resolved.workload, table.device, dtypes):
+        workload = errands.resolved.workload
+        if row.config != LIBRARY and (failure := illegal(row.config, workload, table.device, dtypes)):
             return Finding(table=table, row=row, reason=describe(failure))
         return _Pending(table=table, row=row, call=call, errands=errands)
     files = ", ".join(dict.fromkeys(str(errands.resolved.experiment.path) for _, errands in calls))

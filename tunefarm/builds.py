@@ -13,7 +13,7 @@ from tunefarm.bench.launch import learn
 from tunefarm.bench.store import BuildStore
 from tunefarm.bench.tensors import make_inputs
 from tunefarm.bench.worker import BuildRequest, Built, build
-from tunefarm.config import Config
+from tunefarm.config import LIBRARY, Config
 from tunefarm.dispatch import Done
 from tunefarm.errors import InfrastructureError, SpecError
 from tunefarm.plan import Call
@@ -107,6 +107,8 @@ class BuildBoard:
         return self._workloads.setdefault(ref, (workload, source_hash(workload.kernel)))
 
     def _learn(self, call: Call, config: Config) -> tuple[str, tuple[int, int, int]]:
+        if config == LIBRARY:
+            return "library", (1, 1, 1)
         workload, source = self._workloads.get(call.ref) or self._meet(call.ref, load_workload(call.ref))
         try:
             inputs = make_inputs(workload, call.variables, "meta")
@@ -121,6 +123,8 @@ class BuildBoard:
 
     def find(self, slot: Slot, config: Config) -> Built | None:
         """What is known of a slot, from this sweep or the store; None if it must be compiled."""
+        if config == LIBRARY:
+            return Built(config=config)
         if slot.key not in self._known:
             kept = self._store.get(slot.key)
             if kept is None:

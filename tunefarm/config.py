@@ -93,3 +93,7 @@ class Config:
             UserError: a value is of no legal type.
         """
         return cls(params=FrozenMap(data.get("params", {})), options=FrozenMap(data.get("options", {})))
+
+
+LIBRARY = Config(params=FrozenMap(library="aten"))
+"""No config of a kernel: torch's own library call in the kernel's place. Nothing is built for it."""

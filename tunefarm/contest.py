@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tunefarm.bench.meter import Answer, Candidate, Question
 from tunefarm.bench.worker import Built
-from tunefarm.config import Config, counted
+from tunefarm.config import LIBRARY, Config, counted
 from tunefarm.finals import Finals
 from tunefarm.minutes import UNMEASURED, Minutes
 from tunefarm.plan import Call, PlannedStudy
@@ -131,7 +131,8 @@ class Contest:
     def _build(self, search: StudySearch, numbers: Iterable[int], *, essential: bool = False) -> Steps:
         """Compiles candidates, and tells the search of those that cannot run and of those that are equal."""
         trials = search.trials
-        wanted = [n for n in numbers if trials[n].outcome is Outcome.OK and trials[n].build is None]
+        points = [n for n in numbers if trials[n].config != LIBRARY]
+        wanted = [n for n in points if trials[n].outcome is Outcome.OK and trials[n].build is None]
         unbuilt = [trials[n] for n in wanted if trials[n].config not in self._built]
         if missing := [trial.config for trial in unbuilt if not self._known(trial)]:
             call = self.planned.call
@@ -247,8 +248,8 @@ class Contest:
 
     def _candidate(self, search: StudySearch, number: int) -> Candidate:
         trial = search.trials[number]
-        replay = self.planned.target.meter == "replay"
-        artifact = None if replay else self._built[trial.config].artifact
+        unbuilt = self.planned.target.meter == "replay" or trial.config == LIBRARY
+        artifact = None if unbuilt else self._built[trial.config].artifact
         return Candidate(number=number, config=trial.config, build=trial.build, artifact=artifact)
 
     def _question(
@@ -266,7 +267,9 @@ class Contest:
         replay = planned.target.meter == "replay"
         call = check or planned.call
         default = self._built.get(planned.default) if planned.default is not None else None
-        if check is None and default is not None and default.artifact is not None and not replay:
+        if check is None and planned.default == LIBRARY:
+            baseline = Candidate(number=-1, config=LIBRARY)
+        elif check is None and default is not None and default.artifact is not None and not replay:
             baseline = default.candidate(-1)
         return ask(
             self.experiment, call, candidates,

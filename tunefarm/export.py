@@ -32,6 +32,7 @@ def export(
     backend_options: Mapping[str, Value] | None = None,
     checked: bool = True,
     triton: str = "",
+    layer: int = 1,
 ) -> Pack:
     """A sealed pack of the winners.
 
@@ -47,6 +48,7 @@ def export(
         backend_options: compiler options, other than those of the configs, under which everything was built.
         checked: outputs were compared with a reference's.
         triton: what compiled the trials; rows timed under another, as in a replay, say nothing of code.
+        layer: who consults the rows; those of Inductor hold for one release of torch.
 
     Raises:
         UserError: no study has a winner; measured and replayed results are mixed; results of one device come from
@@ -66,8 +68,8 @@ def export(
     def table(group: Sequence[StudyResult]) -> Table:
         device, toolchain = group[0].study.device, _only("toolchain", group, [r.toolchain for r in group])
         key_parts = FrozenMap[Any](
-            source_hash=source_hash, backend_options=FrozenMap(backend_options or {}),
-            triton=toolchain.get("triton", "unknown"), capability=device.arch,
+            source_hash=source_hash, backend_options=FrozenMap(backend_options or {}), capability=device.arch,
+            **{name: toolchain.get(name, "unknown") for name in (("triton",) if layer == 1 else ("triton", "torch"))},
         )  # fmt: skip
         provenance = Provenance(
             sweep=sweep, experiment=experiment, toolchain=toolchain, source=source, tunefarm=tunefarm, created=created,
@@ -75,8 +77,9 @@ def export(
         )  # fmt: skip
         rows = _rows(group, ranges, triton)
         return Table(
-            kernel=kernel, source_hash=source_hash, device=device, key_parts=key_parts, provenance=provenance, rows=rows
-        )
+            kernel=kernel, source_hash=source_hash, device=device, key_parts=key_parts, provenance=provenance,
+            rows=rows, layer=layer,
+        )  # fmt: skip
 
     return seal(Pack(tables=tuple(table(group) for group in by_device.values())))
 
@@ -257,7 +260,8 @@ def update(old: Pack, new: Pack, *, current: Collection[str] = ()) -> Pack:
         if same is not None:
             fresh[same] = _merge(table, fresh[same])
             continue
-        rivals = [t for t in fresh if (t.kernel, t.device.key) == (table.kernel, table.device.key)]
+        place = table.kernel, table.layer, table.device.key
+        rivals = [t for t in fresh if (t.kernel, t.layer, t.device.key) == place]
         akin = [swept for swept in rivals if swept.source_hash == table.source_hash]
         if not rivals or (table.source_hash in current and not akin):
             tables.append(table)

@@ -9,7 +9,7 @@ from tunefarm import landscape as landscapes
 from tunefarm.bench.launch import Launch, default_config, learn
 from tunefarm.bench.legality import illegal, screen, unsupported
 from tunefarm.bench.tensors import make_inputs
-from tunefarm.config import Config, Value
+from tunefarm.config import LIBRARY, Config, Value
 from tunefarm.device import Device, nominal
 from tunefarm.errors import LandscapeError, SpecError
 from tunefarm.frozen import FrozenMap
@@ -64,8 +64,8 @@ class PlannedStudy:
         target: on what, and how it is measured.
         ref: where its workload is found.
         checks: further calls that its finalists must get right.
-        candidates: legal configs, the default among them if it is legal.
-        default: the config used without tuning; None if it is unknown or illegal.
+        candidates: legal configs, the default among them if it is legal and no library's call.
+        default: the config used without tuning, or the library's call; None if it is unknown or illegal.
         num_points: points of the space.
         removed: how many of them each rule or constraint removed.
         unused: values of the space that no candidate uses.
@@ -86,6 +86,11 @@ class PlannedStudy:
     skipped: str = ""
     num_bytes: float = 0.0
     flops: float = 0.0
+
+    @property
+    def entrants(self) -> tuple[Config, ...]:
+        """All who compete: the candidates, and the library's call if there is one."""
+        return (*self.candidates, LIBRARY) if self.default == LIBRARY else self.candidates
 
     @property
     def call(self) -> Call:
@@ -242,7 +247,9 @@ def _plan_study(resolved: Resolved, target: Target, spec: ProblemSpec) -> Planne
     candidates, broken = screen(configs, workload, device, problem.dtypes.values())
     if default is not None and illegal(default, workload, device, problem.dtypes.values()):
         default = None
-    if default is not None and candidates and default not in candidates:
+    if workload.library is not None:
+        default = LIBRARY
+    elif default is not None and candidates and default not in candidates:
         candidates = (default, *candidates)
     removed = {**points.removed, **broken}
     if pruned := len(points.configs) - len(configs):

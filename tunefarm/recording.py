@@ -37,7 +37,7 @@ def record(errands: Errands, planned: Sequence[PlannedStudy], num_samples: int =
         UserError: the workload cannot serve a problem.
         InfrastructureError: no worker could do what must be done.
     """
-    errands.build((study.call, config) for study in planned for config in study.candidates)
+    errands.build((study.call, config) for study in planned for config in study.entrants)
     workload = errands.resolved.workload
     toolchain: FrozenMap[str] = FrozenMap()
     problems = []
@@ -52,7 +52,7 @@ def record(errands: Errands, planned: Sequence[PlannedStudy], num_samples: int =
             Recorded(
                 problem=study.study.problem,
                 entries=tuple(
-                    _entry(errands, study, config, answers.get(n)) for n, config in enumerate(study.candidates)
+                    _entry(errands, study, config, answers.get(n)) for n, config in enumerate(study.entrants)
                 ),
                 reference_ms=next((r.reference_ms for r in results if r.reference_ms is not None), None),
                 num_bytes=study.num_bytes,
@@ -74,7 +74,7 @@ def record(errands: Errands, planned: Sequence[PlannedStudy], num_samples: int =
 def _measure_all(errands: Errands, study: PlannedStudy, num_samples: int) -> tuple[dict[int, Answer], list[Answers]]:
     """Answers by candidate, and what the measuring processes said of themselves."""
     experiment, call = errands.resolved.experiment, study.call
-    ready = [n for n, config in enumerate(study.candidates) if errands.built(call, config).outcome is Outcome.OK]
+    ready = [n for n, config in enumerate(study.entrants) if errands.built(call, config).outcome is Outcome.OK]
     random.Random(experiment.search.seed).shuffle(ready)
     batches = [ready[start : start + BATCH] for start in range(0, len(ready), BATCH)]
     answers: dict[int, Answer] = {}
@@ -82,7 +82,7 @@ def _measure_all(errands: Errands, study: PlannedStudy, num_samples: int) -> tup
     while batches:
         questions = [
             question(
-                experiment, call, (errands.candidate(call, n, study.candidates[n]) for n in numbers), rung=RUNG,
+                experiment, call, (errands.candidate(call, n, study.entrants[n]) for n in numbers), rung=RUNG,
                 num_samples=num_samples,
             )
             for numbers in batches

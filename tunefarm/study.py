@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunefarm.config import Value
+from tunefarm.config import LIBRARY, Value
 from tunefarm.device import Device
 from tunefarm.frozen import FrozenMap
 from tunefarm.problem import Problem
@@ -145,7 +145,7 @@ class StudyResult:
     @property
     def num_candidates(self) -> int:
         """Candidates: points of the space that are legal on the device."""
-        return len(self.trials)
+        return sum(t.config != LIBRARY for t in self.trials)
 
     @property
     def num_measured(self) -> int:

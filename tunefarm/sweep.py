@@ -219,7 +219,7 @@ def _contest(
     if begun is not None:
         eager = begun["eager"]
         incumbent = Config.from_json(begun["incumbent"]) if begun["incumbent"] else None
-        incumbent = incumbent if incumbent in planned.candidates else None
+        incumbent = incumbent if incumbent in planned.entrants else None
     return Contest(
         experiment=resolved.experiment, planned=planned, minutes=minutes, eager=eager, incumbent=incumbent,
         kernel=resolved.workload.signature.kernel, pasts=pasts, share=share,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from tunefarm.bench.verify import (
     rms,
     sum_length,
 )
-from tunefarm.config import Config
+from tunefarm.config import LIBRARY, Config
 from tunefarm.errors import InfrastructureError, SpecError, TunefarmError
 from tunefarm.spec.workload import Workload, load_workload
 from tunefarm.trial import PREPARE, Failure, Measurement, Outcome
@@ -304,6 +305,8 @@ class GpuMeter:
             # By the reference, or by a candidate that failed half-way or writes where nobody said it would.
             self._inputs = {}
             self._inputs = make_inputs(workload, question.variables, "cuda", question.seed)
+        if candidate.config == LIBRARY:
+            return self._start_library(workload, question)
         loads: list[Loaded] = []
 
         def on_launch(launch: Launch) -> None:
@@ -324,6 +327,17 @@ class GpuMeter:
         if len(loads) != 1:
             raise SpecError(f"the call of {workload.name} launched its kernel {len(loads)} times", hint="once is right")
         return loads[0], outputs
+
+    def _start_library(self, workload: Workload, question: Question) -> tuple[Loaded, Any]:
+        import torch
+
+        if workload.library is None:
+            raise SpecError(f"workload {workload.name} has no library's call", hint="give the workload its library")
+        fire = functools.partial(workload.library, **self._inputs)
+        with poisoned():
+            outputs = fire()
+        torch.cuda.synchronize()
+        return Loaded(fire=fire, timer=question.timer), outputs
 
     @property
     def _prepared(self) -> Workload:

@@ -57,7 +57,7 @@ def find_incumbents(pack: Pack | None, planned: Sequence[PlannedStudy]) -> dict[
                 continue
             for row in table.rows:
                 same = row.measured_at == study.study.problem.dims and row.match.dtypes == study.study.problem.dtypes
-                if same and row.config in study.candidates:
+                if same and row.config in study.entrants:
                     found.setdefault(study.study.key, row.config)
     return found
 
@@ -71,17 +71,17 @@ def export_all(path: str, harvests: Sequence[Harvest]) -> bool:
     """
     from tunefarm.bench.build import triton_version
     from tunefarm.export import export, join, write_export
-    from tunefarm.source import source_hash
 
     kept = exportable([result for harvest in harvests for result in harvest.results])
     packs, sources = [], set()
     for harvest in harvests:
         spec, workload = harvest.order.spec, harvest.order.resolved.workload
-        sources.add(source_hash(workload.kernel))
+        kernel, source, layer = workload.packed_as
+        sources.add(source)
         if won := [result for result in harvest.results if result in kept]:
             packs.append(
                 export(
-                    won, kernel=workload.signature.kernel, source_hash=source_hash(workload.kernel), sweep=spec.name,
+                    won, kernel=kernel, source_hash=source, layer=layer, sweep=spec.name,
                     experiment=spec.digest, created=datetime.date.today().isoformat(), tunefarm=__version__,
                     ranges=workload.ranges, checked=workload.reference is not None, triton=triton_version(),
                 )

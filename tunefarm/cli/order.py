@@ -180,6 +180,7 @@ def open_ledger(order: Order, planned: Sequence[PlannedStudy]) -> FileLedger:
         [
             source_hash(workload.kernel),
             [_text(part) for part in (workload.call, workload.reference, workload.inputs)],
+            *([_text(workload.library)] if workload.library is not None else []),
             [workload.restore, workload.zero, workload.atol, workload.rtol],
             [spec.accept.atol, spec.accept.rtol, spec.accept.same_bits, [check.label for check in spec.checks]],
             [spec.search.seed, spec.timer],

@@ -19,6 +19,7 @@ from tunefarm.runtime.lookup import POLICIES, Activation
 from tunefarm.runtime.ranks import settle
 from tunefarm.runtime.reporting import write_at_exit
 from tunefarm.runtime.sources import find_packs
+from tunefarm.runtime.templates import check_inductor, follow
 
 DIGEST_DIGITS = 12
 
@@ -37,7 +38,7 @@ def activate(
     """Puts a pack into use for kernels marked with `autotune` and for installed ones, now and later.
 
     Of several active packs the later one answers first; its word on misses counts. What torch.compile has compiled
-    before is compiled again, except with kernels that were not yet installed, or that restore or zero arguments.
+    before is compiled again, except with kernels of Inductor's, not yet installed, or that restore or zero arguments.
 
     Args:
         source: a pack; the path of one, or of a folder whose `*.json` are packs; `pkg:PACKAGE[/PATH]` for either among
@@ -60,7 +61,7 @@ def activate(
 
     Raises:
         PackError: there is no such file, or its digest is another; with `strict` also if it is damaged.
-        MissError: `strict`, and the pack holds replayed rows that are not allowed.
+        MissError: `strict`, and the pack holds replayed rows that are not allowed, or rows that Inductor cannot obey.
         UserError: `on_miss` is none of the four, a package or registry does not hold the source, or ranks disagree.
         InfrastructureError: a rank of `group` could not be reached.
     """
@@ -75,10 +76,11 @@ def activate(
             raise pack
         ACTIVE.warn_once(f"no pack is used: {pack}")
         return None
-    _check_times(pack, label, strict=strict, allow_replayed=allow_replayed)
+    _check(pack, label, strict=strict, allow_replayed=allow_replayed)
     ACTIVE.add(
         Activation(pack=pack, label=label, on_miss=on_miss, strict=strict, allow_replayed=allow_replayed, device=device)
     )
+    follow()
     if wish.report:
         write_at_exit(wish.report)
     return pack
@@ -104,7 +106,8 @@ def _read(source: str | Path | Pack, digest: str, wish: Wishes, *, strict: bool)
     return _without(found.pack, found.label, wish.exclude), found.label, False
 
 
-def _check_times(pack: Pack, label: str, *, strict: bool, allow_replayed: bool) -> None:
+def _check(pack: Pack, label: str, *, strict: bool, allow_replayed: bool) -> None:
+    check_inductor(pack, strict=strict)
     if "replayed" in pack.sources and not allow_replayed:
         message = f"{label}: its times were replayed from a landscape, not measured"
         if strict:
@@ -131,6 +134,7 @@ def _check_digest(pack: Pack, label: str, digest: str) -> None:
 def deactivate() -> None:
     """Takes all packs out of use and forgets what was counted; adopted kernels stay adopted. For tests."""
     ACTIVE.clear()
+    follow()
 
 
 def install(target: Any) -> list[str]:

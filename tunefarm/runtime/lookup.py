@@ -107,8 +107,9 @@ def step_of(tuned: Device, here: Device) -> Step | None:
 
 
 def shortlist(
-    activations: Sequence[Activation], kernel: str, source_hash: str, device: Device, triton: str
-) -> Shortlist:
+    activations: Sequence[Activation], kernel: str, source_hash: str, device: Device, triton: str, *, layer: int = 1,
+    torch: str = "",
+) -> Shortlist:  # fmt: skip
     """What the active packs hold for one kernel on one device.
 
     Args:
@@ -117,13 +118,15 @@ def shortlist(
         source_hash: of the kernel as it is here.
         device: where the call runs; an activation may name another.
         triton: version of Triton here.
+        layer: who asks.
+        torch: its version here, where rows hold for one release of it.
     """
     found: list[tuple[tuple[int, bool, int, bool], Offer]] = []
     refused: list[str] = []
     notes: list[str] = []
     for age, activation in enumerate(reversed(activations)):
         for table in activation.pack.tables:
-            if table.kernel != kernel or table.layer != 1:
+            if table.kernel != kernel or table.layer != layer:
                 continue
             step = step_of(table.device, activation.device or device)
             where = f"{activation.label}: {kernel} on {table.device.name}"
@@ -138,6 +141,8 @@ def shortlist(
                     f"{where}: the kernel's source has changed "
                     f"(tuned {table.source_hash[:12]}, here is {source_hash[:12]})"
                 )
+            elif layer != 1 and table.key_parts.get("torch") != torch:
+                refused.append(f"{where}: tuned under torch {table.key_parts.get('torch')}, here is {torch}")
             elif table.provenance.source == "replayed" and not activation.allow_replayed:
                 refused.append(f"{where}: its times were replayed from a landscape; allow_replayed=True uses them")
             elif other_triton and activation.strict:

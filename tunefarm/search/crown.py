@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tunefarm.config import Config
+from tunefarm.config import LIBRARY, Config
 from tunefarm.search.features import num_warps, tile_volumes
 from tunefarm.trial import Winner, median_interval
 
@@ -100,14 +100,15 @@ def _choose(
     for name, config in (("default", default), ("incumbent", incumbent)):
         if config in configs and (index := configs.index(config)) in tied | near:
             return index, f"tie: {name} kept" if len(tied | near) > 1 else "faster"
-    volumes = tile_volumes(configs)
+    points = [index for index, config in enumerate(configs) if config != LIBRARY]
+    volumes = dict(zip(points, tile_volumes([configs[i] for i in points]), strict=True))
 
     def simplicity(index: int) -> tuple[int, float, float, str]:
         stages = configs[index].options.get("num_stages")
         return (
             num_warps(configs[index]),
             float(stages) if isinstance(stages, int) else 0.0,
-            float(volumes[index]),
+            float(volumes.get(index, 0.0)),
             configs[index].key,
         )
 

@@ -23,6 +23,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from tunefarm.address import public
+from tunefarm.config import LIBRARY
 from tunefarm.document import digest
 from tunefarm.search.hints import Distributions, distributions
 from tunefarm.search.rungs import LAST
@@ -108,7 +109,9 @@ class StorageMirror:
     def show(self, study: Study, trials: Sequence[Trial], winner: Winner | None = None) -> None:
         """Hands a study's trials to the writing thread; a later word on a study holds all that an earlier one did."""
         with self._lock:
-            self._words[study.key] = _Word(study, tuple(trials), winner)
+            # A library's call is no point of the space.
+            points = tuple(trial for trial in trials if trial.config != LIBRARY)
+            self._words[study.key] = _Word(study, points, winner)
             self._left[study.key] = study.label
         self._wake.put(True)
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
-from tunefarm.config import Config, counted
+from tunefarm.config import LIBRARY, Config, counted
 from tunefarm.device import Device
 from tunefarm.problem import Problem
 from tunefarm.search import decisions, stopping
@@ -47,6 +47,7 @@ class StudySearch:
         problem: what they compete for.
         device: where.
         default: the config used without tuning, if it is a candidate. It is built, measured and in the finals first.
+            A library's call is no point of the space: it comes after the last, and is in the finals only.
         incumbent: the config that an earlier pack holds for this problem, if it is a candidate. Likewise.
         sampler: name of a sampler: `default`, `tpe`, `gp`, `cmaes`, `random`, `exhaustive`.
         threshold: similarity from which candidates share a bucket.
@@ -92,6 +93,7 @@ class StudySearch:
         self._max_finalists, self._stop_gain, self._min_gain = max_finalists, stop_gain, min_gain
         self._transfer = Transfer(pasts=pasts, configs=self._configs, problem=problem, device=device, seed=seed)
         self._trials = [Trial(number=number, config=config) for number, config in enumerate(self._configs)]
+        self._guests = [Trial(number=len(self._configs), config=LIBRARY)] if default == LIBRARY else []
         self._order = order(self._configs, problem, device, first=self._seeds)
         self._rank = {number: rank for rank, number in enumerate(self._order)}
         self._points: Vectors | None = None
@@ -109,7 +111,7 @@ class StudySearch:
     @property
     def trials(self) -> tuple[Trial, ...]:
         """Every candidate's life so far, by number."""
-        return tuple(self._trials)
+        return (*self._trials, *self._guests)
 
     @property
     def pending(self) -> list[Request]:
@@ -235,7 +237,8 @@ class StudySearch:
         survivors = [t for t in self._trials if t.outcome is Outcome.OK and t.measurements]
         fastest = sorted(survivors, key=lambda trial: (trial.median_ms, trial.number))[: self._max_finalists]
         seeds = [t for t in (self._trials[n] for n in self._seeds) if t.measurements and t.outcome not in FAILURES]
-        return sorted({trial.number for trial in (*fastest, *seeds)})
+        guests = [trial for trial in self._guests if survivors and trial.outcome is Outcome.OK]
+        return sorted({trial.number for trial in (*fastest, *seeds, *guests)})
 
     def take(self, answers: Mapping[int, Answer]) -> None:
         """Learns of finalists what nobody asked for here: that they are not fit to win after all, or further times."""
@@ -249,7 +252,7 @@ class StudySearch:
             finals: by candidate, samples in ms of which the i-th was taken in the i-th round of all; or its failure.
         """
         self.take(finals)
-        timed = [(n, self._configs[n], a.samples_ms) for n, a in finals.items() if isinstance(a, Measurement)]
+        timed = [(n, self.trials[n].config, a.samples_ms) for n, a in finals.items() if isinstance(a, Measurement)]
         return crown(timed, self.default, self._incumbent, self._min_gain, self._seed) if timed else None
 
     @property
@@ -271,11 +274,11 @@ class StudySearch:
         return stopping.left(self._trials, outlook, limit)
 
     def _take(self, number: int, answer: Answer) -> None:
-        trial = self._trials[number]
+        lives, place = (self._trials, number) if number < len(self._trials) else (self._guests, 0)
         if isinstance(answer, Measurement):
-            self._trials[number] = replace(trial, measurements=(*trial.measurements, answer))
+            lives[place] = replace(lives[place], measurements=(*lives[place].measurements, answer))
         else:
-            self._trials[number] = replace(trial, outcome=answer[0], failure=answer[1])
+            lives[place] = replace(lives[place], outcome=answer[0], failure=answer[1])
 
     def _start(self) -> StudySampler:
         # Optuna takes half a second to import, and planning does without it.

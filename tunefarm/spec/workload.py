@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from tunefarm.config import Config, Value
 from tunefarm.errors import SpecError
 from tunefarm.frozen import FrozenMap
+from tunefarm.source import source_hash
 from tunefarm.spec.autotuned import Autotuned, Signature, layers, read_autotuned, signature_of
 from tunefarm.spec.constraint import Expression
 from tunefarm.spec.grammar import SCALAR, Key, Kind, Node, many, named, nearest, number, section, text
@@ -42,9 +43,14 @@ class Workload:
         tiles: groups of params whose product is the element count of a tensor in the kernel.
         dots: (M, N, K) params of a `tl.dot`.
         default: the config used without tuning; None for the one the production call passes.
+        template: hash of the text of Inductor's template that the kernel was made from; empty for a kernel of its own.
+            Rows of a pack are then Inductor's (layer 2), under the workload's name and this hash.
+        library: for such a kernel the library's call in its place, called with the inputs by name. It is what a job
+            does without tuning, and so the default in place of `default`; a row may name it.
 
     Raises:
-        SpecError: the kernel is no importable Triton kernel, the call cannot be called, an input is malformed.
+        SpecError: the kernel is no importable Triton kernel, the call cannot be called, an input is malformed, or there
+            is a library and no template.
     """
 
     call: Callable[..., Any]
@@ -63,11 +69,18 @@ class Workload:
     tiles: tuple[tuple[str, ...], ...] = ()
     dots: tuple[tuple[str, str, str], ...] = ()
     default: Config | None = None
+    template: str = ""
+    library: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         signature = signature_of(self.kernel)
         if not callable(self.call):
             raise SpecError(f"workload {self.name}: call is not callable", hint="give the production function")
+        if self.library is not None and not self.template:
+            raise SpecError(
+                f"workload {self.name}: a library's call can only win where Inductor chooses",
+                key="workload.library", hint="leave library out, or give the template that the kernel was made from",
+            )  # fmt: skip
         if not callable(self.inputs) and not all(hasattr(spec, "check") for spec in self.inputs.values()):
             object.__setattr__(self, "inputs", INPUTS.read(Node.of(self.inputs, "inputs")))
         object.__setattr__(self, "name", self.name or signature.kernel)
@@ -83,6 +96,13 @@ class Workload:
     def signature(self) -> Signature:
         """What the kernel takes."""
         return signature_of(self.kernel)
+
+    @property
+    def packed_as(self) -> tuple[str, str, int]:
+        """Name, source hash and layer under which a pack keeps its rows."""
+        if self.template:
+            return self.name, self.template, 2
+        return self.signature.kernel, source_hash(self.kernel), 1
 
     @property
     def jitted(self) -> Any:

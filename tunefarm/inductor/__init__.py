@@ -1,0 +1,1 @@
+"""What torch.compile generates, as workloads of their own."""

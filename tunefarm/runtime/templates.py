@@ -1,0 +1,127 @@
+"""Inductor's matrix products (layer 2): a row decides between a template under its config and the library's call.
+
+While a pack with such rows is active, nothing of a product is timed by torch.compile: one that no row answers is the
+library's call, as it is without `max_autotune`. That holds for functions compiled with `mode="max-autotune"` too: a
+pack's rows win, and what they do not answer may well stay the library's call. Convolutions and generated kernels are
+autotuned as ever where that mode asks for it, and nowhere else. Rows match sizes, strides and element types exactly,
+and hold for one release of torch and one text of the template.
+
+Functions compiled before a pack was activated keep what they have: activate first, or call `torch._dynamo.reset()`.
+A graph that Inductor takes from its cache was made under the same rows, asks for nothing and is not counted.
+Nothing of torch is imported before a pack with such rows is active.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tunefarm.choosing import Chooser, choose, obstacle, refresh, template_hash
+from tunefarm.config import Config
+from tunefarm.device import Device
+from tunefarm.document import digest
+from tunefarm.errors import MissError
+from tunefarm.gemm import TEMPLATES, Gemm
+from tunefarm.pack import Pack, Table
+from tunefarm.runtime.active import ACTIVE, Tally
+from tunefarm.runtime.kernels import live_device, triton_version
+from tunefarm.runtime.lookup import Shortlist, explain, find, shortlist
+
+LAYER = 2
+
+_end: Callable[[], None] | None = None
+_lists: dict[tuple[int, str, int | None], Shortlist] = {}
+
+
+def check_inductor(pack: Pack, *, strict: bool) -> None:
+    """Looks whether Inductor can be told of a pack's rows, if it has any; what keeps it from that is logged.
+
+    Raises:
+        MissError: `strict`, and it cannot.
+    """
+    if _end is not None or not any(table.layer == LAYER for table in pack.tables) or not (reason := obstacle()):
+        return
+    message = f"rows for Inductor's templates are not used: {reason}"
+    if strict:
+        raise MissError(message, hint="use another release of torch, or a pack without them")
+    ACTIVE.warn_once(message)
+
+
+def follow() -> None:
+    """Lets Inductor obey the active packs if they have rows for it, and leaves it alone otherwise."""
+    global _end
+    _lists.clear()
+    if not _tables():
+        if _end is not None:
+            _end()
+            _end = None
+        return
+    if _end is not None:
+        refresh()
+        return
+    if not obstacle():
+        _end = choose(Chooser(answer=_answer, identity=_identity))
+
+
+def _tables() -> list[Table]:
+    return [table for a in ACTIVE.activations for table in a.pack.tables if table.layer == LAYER]
+
+
+def _answer(gemm: Gemm, index: int | None, counts: bool) -> Config | None:
+    """The config of the row that is for a product; None if there is none."""
+    if not any(table.kernel == gemm.op for table in _tables()):
+        return None
+    listed = _listed(gemm.op, index)
+    offer = None if gemm.refusal else find(listed.offers, gemm.problem, gemm.problem.dtypes)
+    if offer is not None:
+        if counts:
+            ACTIVE.hits.setdefault((gemm.op, offer), Tally()).graphs += 1
+        return offer.row.config
+    if counts:
+        reason = gemm.refusal or explain(listed.offers, listed.refused, gemm.problem, gemm.problem.dtypes)
+        ACTIVE.miss(gemm.op, gemm.problem, reason).graphs += 1
+        terms = ACTIVE.terms
+        if terms is not None and (terms.strict or terms.on_miss == "error"):
+            raise MissError(f"no row of the active packs is for {gemm.op} {gemm.problem.key}\n{reason}",
+                            hint="sweep this product, or activate with on_miss='stock'")  # fmt: skip
+    return None
+
+
+def _listed(op: str, index: int | None) -> Shortlist:
+    """The rows for an operation on a device; what is wrong with other tables is said once."""
+    place = ACTIVE.generation, op, index
+    if place not in _lists:
+        import torch
+
+        device = _device(index)
+        if device is None:
+            return Shortlist(refused=("there is no GPU here",))
+        found = shortlist(
+            ACTIVE.activations, op, template_hash(op), device, triton_version(), layer=LAYER,
+            torch=str(torch.__version__),
+        )  # fmt: skip
+        ACTIVE.asked.update((table.kernel, table.digest) for table in _tables() if table.kernel == op)
+        for message in (*found.notes, *found.refused):
+            ACTIVE.warn_once(message)
+        ACTIVE.refused[op] = found.refused
+        _lists[place] = found
+    return _lists[place]
+
+
+def _device(index: int | None) -> Device | None:
+    import torch
+
+    named: list[Any] = [a.device for a in ACTIVE.activations if a.device is not None]
+    if len(named) == len(ACTIVE.activations) or not torch.cuda.is_available():
+        return named[0] if named else None
+    return live_device(torch.cuda.current_device() if index is None else index)
+
+
+def _identity() -> str:
+    """Equal where the rows that can be used on this device are."""
+    used = {
+        op: list(dict.fromkeys(offer.table.digest for offer in _listed(op, None).offers))
+        for op in TEMPLATES
+        if any(table.kernel == op for table in _tables())
+    }
+    return digest(used)
