@@ -18,6 +18,7 @@ HOUSE = """
     source
     landscape
     seams
+    generated
     pack
     pack_schema
     pack_diff
@@ -111,6 +112,7 @@ HOUSE = """
     runtime.registry        mlflow
     runtime.sources
     runtime.reporting
+    runtime.generated       torch
     runtime.activation
     runtime.unmodified
     runtime.__main__
@@ -120,6 +122,12 @@ HOUSE = """
     interop.foreign
     interop.moe
     interop.autotune
+
+    inductor
+    inductor.standin        torch
+    inductor.kernel
+    inductor.harvest        torch
+    inductor.writing
 
     .
 
@@ -154,6 +162,7 @@ HOUSE = """
     cli.pack                typer* rich
     cli.plan                typer*
     cli.record              typer*
+    cli.harvest             typer* torch
     cli.sweep               typer*
     cli.app                 typer*
     cli.__main__

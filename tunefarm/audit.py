@@ -22,7 +22,6 @@ from tunefarm.errors import SpecError
 from tunefarm.export import match_of
 from tunefarm.pack import Row, Table
 from tunefarm.plan import Call, empty_reason, located
-from tunefarm.source import source_hash
 from tunefarm.spec.experiment import Resolved
 from tunefarm.trial import Build, describe
 
@@ -97,7 +96,7 @@ class _Pending:
 def _looked_up(table: Table, errands: Sequence[Errands]) -> Iterator[Finding | _Pending]:
     """The rows of a table that can be compiled, and findings about what cannot."""
     named = [e for e in errands if e.resolved.workload.signature.kernel == table.kernel]
-    hashes = [source_hash(e.resolved.workload.kernel) for e in named]
+    hashes = [e.resolved.workload.table_source for e in named]
     if not named:
         others = sorted({e.resolved.workload.signature.kernel for e in errands})
         yield Finding(table=table, reason=f"no experiment given launches this kernel; they launch {', '.join(others)}")

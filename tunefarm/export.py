@@ -12,6 +12,7 @@ from tunefarm.config import Value
 from tunefarm.document import write_atomic
 from tunefarm.errors import UserError
 from tunefarm.frozen import FrozenMap
+from tunefarm.generated import public
 from tunefarm.pack import SOURCES, Bounds, Match, Pack, Provenance, Row, Table, dumps, load_pack, seal
 from tunefarm.problem import Problem
 from tunefarm.study import Status, Study, StudyResult
@@ -30,6 +31,7 @@ def export(
     ranges: Collection[str] = (),
     backend_options: Mapping[str, Value] | None = None,
     checked: bool = True,
+    layer: int = 1,
 ) -> Pack:
     """A sealed pack of the winners.
 
@@ -44,6 +46,7 @@ def export(
         ranges: dims that may range; all others are exact.
         backend_options: compiler options, other than those of the configs, under which everything was built.
         checked: outputs were compared with a reference's.
+        layer: who consults the tables; Inductor's depend on torch, too.
 
     Raises:
         UserError: no study has a winner; measured and replayed results are mixed; results of one device come from
@@ -53,9 +56,6 @@ def export(
     won = [result for result in results if result.status is Status.WINNER and result.winner is not None]
     if not won:
         raise UserError("no winners: nothing is exported", hint="see the failures of the studies above")
-    by_device: dict[str, list[StudyResult]] = {}
-    for result in won:
-        by_device.setdefault(result.study.device.key, []).append(result)
     source = _only("source", won, [result.source for result in won])
     if source not in SOURCES:
         raise UserError(f"study {won[0].study.label} has a winner but nothing says where its times come from")
@@ -63,21 +63,22 @@ def export(
     def table(group: Sequence[StudyResult]) -> Table:
         device, toolchain = group[0].study.device, _only("toolchain", group, [r.toolchain for r in group])
         key_parts = FrozenMap[Any](
-            source_hash=source_hash,
-            backend_options=FrozenMap(backend_options or {}),
+            source_hash=source_hash, backend_options=FrozenMap(backend_options or {}), capability=device.arch,
             triton=toolchain.get("triton", "unknown"),
-            capability=device.arch,
-        )
+            **({} if layer == 1 else {"torch": public(toolchain.get("torch", "unknown"))}),
+        )  # fmt: skip
         provenance = Provenance(
             sweep=sweep, experiment=experiment, toolchain=toolchain, source=source, tunefarm=tunefarm, created=created,
             timer=_only("timer", group, [r.timer for r in group]), checked=checked,
         )  # fmt: skip
         return Table(
             kernel=kernel, source_hash=source_hash, device=device, key_parts=key_parts, provenance=provenance,
-            rows=_rows(group, ranges),
+            rows=_rows(group, ranges), layer=layer,
         )  # fmt: skip
 
-    return seal(Pack(tables=tuple(table(group) for group in by_device.values())))
+    devices = dict.fromkeys(result.study.device.key for result in won)
+    groups = [[result for result in won if result.study.device.key == device] for device in devices]
+    return seal(Pack(tables=tuple(map(table, groups))))
 
 
 def _only(what: str, results: Sequence[StudyResult], values: Sequence[Any]) -> Any:
@@ -202,7 +203,7 @@ def update(old: Pack, new: Pack) -> Pack:
 
     A row whose config the sweep confirmed stays as it was; tables of other kernels and devices stay byte for byte;
     rows of the same kernel measured under another Triton stay until they are measured again; rows of another source of
-    the kernel go, because nothing can use them any more.
+    the kernel go, because nothing can use them any more, except for Inductor's: kernels of one name are many there.
 
     Raises:
         UserError: the result would mix measured and replayed rows.
@@ -212,10 +213,10 @@ def update(old: Pack, new: Pack) -> Pack:
             f"would mix {' and '.join(sorted(sources))} rows in one pack",
             hint="export to another file, or remove this one",
         )
-    fresh = {(t.kernel, t.device.key): t for t in new.tables}
+    fresh = {_slot(t): t for t in new.tables}
     tables: list[Table] = []
     for table in old.tables:
-        place = table.kernel, table.device.key
+        place = _slot(table)
         swept = fresh.get(place)
         if swept is None:
             tables.append(table)
@@ -226,6 +227,11 @@ def update(old: Pack, new: Pack) -> Pack:
             if kept := tuple(row for row in table.rows if row.identity not in measured):
                 tables.append(replace(table, rows=kept))
     return seal(Pack(tables=(*tables, *fresh.values())))
+
+
+def _slot(table: Table) -> tuple[str, ...]:
+    """Tables of one slot take each other's place."""
+    return (table.kernel, table.device.key, *((table.source_hash,) if table.layer != 1 else ()))
 
 
 def _conditions(table: Table) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ import typer
 from tunefarm import __version__
 from tunefarm.cli.aa import aa
 from tunefarm.cli.doctor import doctor
+from tunefarm.cli.harvest import harvest
 from tunefarm.cli.pack import app as pack
 from tunefarm.cli.plan import plan
 from tunefarm.cli.record import record
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.command()(sweep)
 app.command()(plan)
 app.command()(record)
+app.command()(harvest)
 app.command()(aa)
 app.command()(doctor)
 app.add_typer(pack, name="pack")

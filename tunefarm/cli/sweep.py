@@ -314,7 +314,6 @@ def _export(resolved: Resolved, results: Sequence[StudyResult], ledger: FileLedg
 
     from tunefarm import __version__
     from tunefarm.export import export, write_export
-    from tunefarm.source import source_hash
 
     spec = resolved.experiment
     won = _exportable(results)
@@ -322,9 +321,9 @@ def _export(resolved: Resolved, results: Sequence[StudyResult], ledger: FileLedg
         return ""
     pack = export(
         won, kernel=resolved.workload.signature.kernel,
-        source_hash=source_hash(resolved.workload.kernel), sweep=spec.name, experiment=spec.digest,
-        created=datetime.date.today().isoformat(), tunefarm=__version__, ranges=resolved.workload.ranges,
-        checked=resolved.workload.reference is not None,
+        source_hash=resolved.workload.table_source, layer=resolved.workload.layer, sweep=spec.name,
+        experiment=spec.digest, created=datetime.date.today().isoformat(), tunefarm=__version__,
+        ranges=resolved.workload.ranges, checked=resolved.workload.reference is not None,
     )  # fmt: skip
     written = write_export(Path(spec.export), pack)
     rows = sum(len(table.rows) for table in written.tables)

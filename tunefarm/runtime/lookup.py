@@ -106,8 +106,9 @@ def step_of(tuned: Device, here: Device) -> Step | None:
 
 
 def shortlist(
-    activations: Sequence[Activation], kernel: str, source_hash: str, device: Device, triton: str
-) -> Shortlist:
+    activations: Sequence[Activation], kernel: str, source_hash: str, device: Device, triton: str, *, layer: int = 1,
+    torch: str = "",
+) -> Shortlist:  # fmt: skip
     """What the active packs hold for one kernel on one device.
 
     Args:
@@ -116,13 +117,15 @@ def shortlist(
         source_hash: of the kernel as it is here.
         device: where the call runs; an activation may name another.
         triton: version of Triton here.
+        layer: who asks; kernels of Inductor's that share a name are none of each other's business.
+        torch: version of torch here; Inductor's tables are for one version.
     """
     found: list[tuple[tuple[int, bool, int, bool], Offer]] = []
     refused: list[str] = []
     notes: list[str] = []
     for age, activation in enumerate(reversed(activations)):
         for table in activation.pack.tables:
-            if table.kernel != kernel or table.layer != 1:
+            if (table.kernel, table.layer) != (kernel, layer) or (layer != 1 and table.source_hash != source_hash):
                 continue
             step = step_of(table.device, activation.device or device)
             where = f"{activation.label}: {kernel} on {table.device.name}"
@@ -137,6 +140,8 @@ def shortlist(
                     f"{where}: the kernel's source has changed "
                     f"(tuned {table.source_hash[:12]}, here is {source_hash[:12]})"
                 )
+            elif layer != 1 and table.key_parts.get("torch") != torch:
+                refused.append(f"{where}: tuned under torch {table.key_parts.get('torch')}, here is {torch}")
             elif table.provenance.source == "replayed" and not activation.allow_replayed:
                 refused.append(f"{where}: its times were replayed from a landscape; allow_replayed=True uses them")
             elif other_triton and activation.strict:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from tunefarm.config import Config, Value
 from tunefarm.errors import SpecError
 from tunefarm.frozen import FrozenMap
+from tunefarm.source import source_hash
 from tunefarm.spec.autotuned import Autotuned, Signature, layers, read_autotuned, signature_of
 from tunefarm.spec.constraint import Expression
 from tunefarm.spec.grammar import SCALAR, Key, Kind, Node, many, named, nearest, number, section, text
@@ -17,6 +18,9 @@ from tunefarm.spec.importing import import_object
 from tunefarm.spec.inputs import EXPRESSION, INPUTS, InputSpec
 
 _NAMES = ("key", "ranges", "restore", "zero")
+
+DEFAULTS_OUTPUTS: Final = "default"
+"""The reference of a workload whose default config is right by definition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +33,7 @@ class Workload:
         inputs: by argument name of `call` a spec (see `spec.inputs`); or a function (device, seed, **variables) that
             returns tensors and scalars by name.
         reference: called with the inputs by position, in their order; returns the right answer, in higher precision if
-            it can.
+            it can. `"default"`: the outputs of the default config are the right ones.
         name: of the workload; the kernel's if left out.
         key: kernel arguments that identify a problem; None for every integer scalar argument.
         ranges: those of them that may range between tuned points; the others are exact.
@@ -42,6 +46,8 @@ class Workload:
         tiles: groups of params whose product is the element count of a tensor in the kernel.
         dots: (M, N, K) params of a `tl.dot`.
         default: the config used without tuning; None for the one the production call passes.
+        inductor_key: of a kernel that Inductor generated, the key under which it looks up configs: rows go to a table
+            that Inductor consults, not an autotuner.
 
     Raises:
         SpecError: the kernel is no importable Triton kernel, the call cannot be called, an input is malformed.
@@ -50,7 +56,7 @@ class Workload:
     call: Callable[..., Any]
     kernel: Any
     inputs: Mapping[str, Any] | Callable[..., Mapping[str, Any]]
-    reference: Callable[..., Any] | None = None
+    reference: Callable[..., Any] | str | None = None
     name: str = ""
     key: tuple[str, ...] | None = None
     ranges: tuple[str, ...] = ()
@@ -63,11 +69,14 @@ class Workload:
     tiles: tuple[tuple[str, ...], ...] = ()
     dots: tuple[tuple[str, str, str], ...] = ()
     default: Config | None = None
+    inductor_key: str = ""
 
     def __post_init__(self) -> None:
         signature = signature_of(self.kernel)
         if not callable(self.call):
             raise SpecError(f"workload {self.name}: call is not callable", hint="give the production function")
+        if isinstance(self.reference, str) and self.reference != DEFAULTS_OUTPUTS:
+            raise SpecError(f"workload {self.name}: reference is {self.reference!r}", hint="a function, or 'default'")
         if not callable(self.inputs) and not all(hasattr(spec, "check") for spec in self.inputs.values()):
             object.__setattr__(self, "inputs", INPUTS.read(Node.of(self.inputs, "inputs")))
         object.__setattr__(self, "name", self.name or signature.kernel)
@@ -93,6 +102,25 @@ class Workload:
     def autotuned(self) -> Autotuned | None:
         """What the kernel's `@triton.autotune` declares, if it has one."""
         return read_autotuned(self.kernel)
+
+    @property
+    def layer(self) -> int:
+        """Who consults the table that its rows go to, as `pack.LAYERS` counts."""
+        return 3 if self.inductor_key else 1
+
+    @property
+    def table_source(self) -> str:
+        """By what that table knows the kernel's source.
+
+        Raises:
+            SpecError: the source cannot be read.
+        """
+        return self.inductor_key or source_hash(self.kernel)
+
+    @property
+    def compares_with_default(self) -> bool:
+        """Whether the default config's outputs are the right ones."""
+        return self.reference == DEFAULTS_OUTPUTS
 
     @property
     def specs(self) -> FrozenMap[InputSpec] | None:

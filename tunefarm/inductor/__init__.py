@@ -1,0 +1,1 @@
+"""What torch.compile generates: harvested without a GPU, written down as experiments."""
