@@ -33,7 +33,7 @@ _ours: dict[str, dict[str, int]] = {}
 
 def follow() -> None:
     """Makes Inductor's table agree with the active packs. Without tables for it, now or before, nothing is imported."""
-    if not (_ours or any(table.layer == LAYER for a in ACTIVE.activations for table in a.pack.tables)):
+    if not (_ours or _wanted()):
         return
     try:
         import torch
@@ -51,6 +51,10 @@ def follow() -> None:
     else:
         # Once CUDA is in use: which device this is cannot be told before, and forked children must not find it in use.
         torch.cuda._lazy_call(_settle)  # type: ignore[no-untyped-call]
+
+
+def _wanted() -> bool:
+    return any(table.layer == LAYER for a in ACTIVE.activations for table in a.pack.tables)
 
 
 def _settle() -> None:
@@ -143,7 +147,7 @@ def _watch(compiler: Any) -> None:
 
 def _asked(name: str, source: str) -> str:
     """Counts a kernel; the text of one that a row answers says that its config is settled."""
-    if not _offers and not ACTIVE.refused:
+    if not _wanted():
         return source
     kernel = plain_name(name)
     parts = parts_of(source)
@@ -157,7 +161,8 @@ def _asked(name: str, source: str) -> str:
     if offer is None:
         hints = parts[0] if parts else ""
         problem = Problem(dims=FrozenMap(size_hints=hints))
-        ACTIVE.miss(kernel, problem, f"  no active pack has a row for this kernel of Inductor's ({name})").graphs += 1
+        reasons = (f"no active pack has a row for this kernel of Inductor's ({name})", *ACTIVE.refused.get(kernel, ()))
+        ACTIVE.miss(kernel, problem, "\n".join(f"  {reason}" for reason in reasons)).graphs += 1
         return source
     ACTIVE.hits.setdefault((kernel, offer), Tally()).graphs += 1
     head, jit, rest = source.partition(JIT)
