@@ -20,6 +20,7 @@ HOUSE = """
     gemm                    torch
     choosing                torch
     seams
+    generated
     pack
     pack_reader
     pack_schema
@@ -117,6 +118,7 @@ HOUSE = """
     runtime.sources
     runtime.reporting
     runtime.templates       torch
+    runtime.generated       torch
     runtime.activation
     runtime.unmodified
     runtime.__main__
@@ -130,6 +132,10 @@ HOUSE = """
     inductor
     inductor.rendering      torch
     inductor.gemms          torch
+    inductor.standin        torch
+    inductor.kernel
+    inductor.harvest        torch
+    inductor.writing
 
     .
 
@@ -175,6 +181,7 @@ HOUSE = """
     cli.record              typer*
     cli.exporting
     cli.closing             typer*
+    cli.harvest             typer* torch
     cli.sweep               typer*
     cli.app                 typer*
     cli.__main__

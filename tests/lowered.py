@@ -15,6 +15,7 @@ from tunefarm.device import Device, nominal
 from tunefarm.export import match_of
 from tunefarm.frozen import FrozenMap
 from tunefarm.gemm import Gemm
+from tunefarm.generated import public
 from tunefarm.pack import Pack, Provenance, Row, Table, seal
 from tunefarm.runtime.kernels import triton_version
 
@@ -99,7 +100,7 @@ def pack_of(*rows: tuple[Gemm, Config], torch_version: str = "", source: str = "
     """A pack of rows for Inductor, as if they had been measured under this torch or another."""
     import torch
 
-    torch_version = torch_version or str(torch.__version__)
+    torch_version = torch_version or public(torch.__version__)
     provenance = Provenance(
         sweep="s", experiment="e", toolchain=FrozenMap(torch=torch_version), timer="cold", source="measured",
         tunefarm="0", created="2026-01-01",

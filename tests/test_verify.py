@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import bench_kernels as k
@@ -274,9 +275,30 @@ def test_without_a_default_no_candidate_has_its_bits():
     )  # fmt: skip
     answer = GpuMeter()._without_baseline(Candidate(number=0, config=Config()), asked)
     assert answer is not None
-    assert answer.why.message.startswith(
-        "accept.same_bits is default, and there is no default config that can be built"
-    )
+    assert "there is no default that can be built" in answer.why.message
+
+
+def test_the_default_outputs_may_be_the_right_ones(monkeypatch):
+    """Within rounding, not bit by bit: kernels that sum in another order are right, too."""
+    question = Question(
+        ref=WorkloadRef(call="", kernel="", object="", folder=""), device=nominal("sm_90"), problem=Problem(),
+        variables=FrozenMap(), candidates=(), rung=0, num_samples=3,
+    )  # fmt: skip
+    candidate, meter = Candidate(number=0, config=Config()), GpuMeter()
+    meter._workload = workload("default")
+    answer = meter._without_baseline(candidate, question)
+    assert answer is not None
+    assert answer.why.kind == "no baseline"
+    right = values(64).float()
+    monkeypatch.setattr(meter, "_again", lambda *_: [right])
+    asked = replace(question, baseline=candidate)
+    assert meter._without_baseline(candidate, asked) is None
+    assert meter._check(candidate, right * (1 + 2**-22), asked) is None
+    failure = meter._check(candidate, right * 1.1, asked)
+    assert failure is not None
+    assert failure.kind == "mismatch"
+    with pytest.raises(SpecError, match="reference is 'defaults'"):
+        workload("defaults")
 
 
 # ---- outputs of all sizes and kinds ----

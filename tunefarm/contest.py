@@ -44,6 +44,7 @@ class Contest:
         eager: compile every candidate before the first is measured.
         incumbent: the config an earlier pack holds for this problem.
         kernel: name of the kernel.
+        compares_with_default: the default config's outputs are the right ones.
         pasts: what is known of its other studies.
         share: of the study's weight in that of all studies of the sweep.
         best_ms: best median after each measured candidate, for people.
@@ -58,6 +59,7 @@ class Contest:
     eager: bool
     incumbent: Config | None = None
     kernel: str = ""
+    compares_with_default: bool = False
     pasts: Sequence[Past] = ()
     share: float = 1.0
     best_ms: list[float] = field(default_factory=list)
@@ -183,9 +185,13 @@ class Contest:
                 self.minutes.decided(decisions, search.trials)
             self.show(search.trials)
 
+    @property
+    def _needs_default(self) -> bool:
+        return self.experiment.accept.same_bits == "default" or self.compares_with_default
+
     def _yardsticks(self, search: StudySearch) -> set[int]:
         """Candidates whose outputs the others' are compared with."""
-        wanted = self.experiment.accept.same_bits == "default"
+        wanted = self._needs_default
         return {t.number for t in search.trials if wanted and t.config == self.planned.default}
 
     def _watch(self, search: StudySearch) -> None:
@@ -280,7 +286,7 @@ class Contest:
             interleaved=rung is FINALS and check is None,
             fresh=rung is FINALS,
             same_bits=accept.same_bits,
-            baseline=baseline if accept.same_bits == "default" else None,
+            baseline=baseline if self._needs_default else None,
             landscape=str(Path(planned.target.landscape).resolve()) if replay else "",
         )  # fmt: skip
 

@@ -12,6 +12,7 @@ from tunefarm.config import Value
 from tunefarm.document import write_atomic
 from tunefarm.errors import UserError
 from tunefarm.frozen import FrozenMap
+from tunefarm.generated import public
 from tunefarm.pack import SOURCES, Bounds, Code, Match, Pack, Provenance, Row, Table, dumps, seal
 from tunefarm.pack_reader import load_pack
 from tunefarm.problem import Problem
@@ -51,16 +52,12 @@ def export(
         layer: who consults the rows; those of Inductor hold for one release of torch.
 
     Raises:
-        UserError: no study has a winner; measured and replayed results are mixed; results of one device come from
-            different toolchains or timers; a dim that may range is missing or no integer; two problems would share
-            one row.
+        UserError: no study has a winner; measured and replayed results are mixed; toolchains or timers of one device
+            differ; a dim that may range is missing or no integer; two problems would share one row.
     """
     won = [result for result in results if result.status is Status.WINNER and result.winner is not None]
     if not won:
         raise UserError("no winners: nothing is exported", hint="see the failures of the studies above")
-    by_device: dict[str, list[StudyResult]] = {}
-    for result in won:
-        by_device.setdefault(result.study.device.key, []).append(result)
     source = _only("source", won, [result.source for result in won])
     if source not in SOURCES:
         raise UserError(f"study {won[0].study.label} has a winner but nothing says where its times come from")
@@ -69,19 +66,24 @@ def export(
         device, toolchain = group[0].study.device, _only("toolchain", group, [r.toolchain for r in group])
         key_parts = FrozenMap[Any](
             source_hash=source_hash, backend_options=FrozenMap(backend_options or {}), capability=device.arch,
-            **{name: toolchain.get(name, "unknown") for name in (("triton",) if layer == 1 else ("triton", "torch"))},
+            triton=toolchain.get("triton", "unknown"), **_torch_if(layer != 1, toolchain),
         )  # fmt: skip
         provenance = Provenance(
             sweep=sweep, experiment=experiment, toolchain=toolchain, source=source, tunefarm=tunefarm, created=created,
             timer=_only("timer", group, [r.timer for r in group]), checked=checked,
         )  # fmt: skip
-        rows = _rows(group, ranges, triton)
         return Table(
             kernel=kernel, source_hash=source_hash, device=device, key_parts=key_parts, provenance=provenance,
-            rows=rows, layer=layer,
+            rows=_rows(group, ranges, triton), layer=layer,
         )  # fmt: skip
 
-    return seal(Pack(tables=tuple(table(group) for group in by_device.values())))
+    devices = dict.fromkeys(result.study.device.key for result in won)
+    groups = ([result for result in won if result.study.device.key == device] for device in devices)
+    return seal(Pack(tables=tuple(map(table, groups))))
+
+
+def _torch_if(decides: bool, toolchain: Mapping[str, str]) -> dict[str, str]:
+    return {"torch": public(toolchain.get("torch", "unknown"))} if decides else {}
 
 
 def _only(what: str, results: Sequence[StudyResult], values: Sequence[Any]) -> Any:
@@ -238,7 +240,7 @@ def update(old: Pack, new: Pack, *, current: Collection[str] = ()) -> Pack:
 
     A row whose config the sweep confirmed stays as it was; tables of other kernels and devices stay byte for byte;
     rows of the same kernel measured under another Triton stay until they are measured again; rows of another source of
-    the kernel go, because nothing can use them any more.
+    the kernel go, because nothing can use them any more, except for Inductor's: kernels of one name are many there.
 
     Args:
         old: the pack.
@@ -260,8 +262,7 @@ def update(old: Pack, new: Pack, *, current: Collection[str] = ()) -> Pack:
         if same is not None:
             fresh[same] = _merge(table, fresh[same])
             continue
-        place = table.kernel, table.layer, table.device.key
-        rivals = [t for t in fresh if (t.kernel, t.layer, t.device.key) == place]
+        rivals = [swept for swept in fresh if _slot(swept) == _slot(table)]
         akin = [swept for swept in rivals if swept.source_hash == table.source_hash]
         if not rivals or (table.source_hash in current and not akin):
             tables.append(table)
@@ -274,6 +275,11 @@ def update(old: Pack, new: Pack, *, current: Collection[str] = ()) -> Pack:
 
 def _is_same(a: Table, b: Table) -> bool:
     return (a.kernel, a.device.key, a.key, _conditions(a)) == (b.kernel, b.device.key, b.key, _conditions(b))
+
+
+def _slot(table: Table) -> tuple[str, ...]:
+    """Tables of one slot take each other's place."""
+    return (table.kernel, table.device.key, *((table.source_hash,) if table.layer != 1 else ()))
 
 
 def _conditions(table: Table) -> tuple[Any, ...]:

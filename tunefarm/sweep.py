@@ -222,5 +222,6 @@ def _contest(
         incumbent = incumbent if incumbent in planned.entrants else None
     return Contest(
         experiment=resolved.experiment, planned=planned, minutes=minutes, eager=eager, incumbent=incumbent,
-        kernel=resolved.workload.signature.kernel, pasts=pasts, share=share,
+        kernel=resolved.workload.signature.kernel, compares_with_default=resolved.workload.compares_with_default,
+        pasts=pasts, share=share,
     )  # fmt: skip

@@ -47,8 +47,8 @@ NUM_REPEATS = 2
 """Calls that must give the same bits as the first, where that is asked for."""
 NO_BASELINE = Failure(
     stage="verify", kind="no baseline",
-    message="accept.same_bits is default, and there is no default config that can be built to compare with: give the "
-            "workload one that can, or ask for `repeat`",
+    message="outputs are to be compared with the default config's, and there is no default that can be built: give the "
+            "workload one that can, or a reference",
 )  # fmt: skip
 
 
@@ -104,18 +104,19 @@ class GpuMeter:
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
         self._inputs = make_inputs(workload, question.variables, "cuda", question.seed)
         self._checksums = checksums(self._inputs)
+        if workload.compares_with_default:
+            return
         if workload.reference is None:
             self._notice(f"workload {workload.name} has no reference: its outputs were not checked")
             return
         self._expected = reference_outputs(workload, self._inputs)
         self._tolerances = self._choose_tolerances(workload, question)
-        if question.num_samples:
+        if question.num_samples and callable(workload.reference):
             self.reference_ms = self._time_reference(workload.reference, question)
 
     def _choose_tolerances(self, workload: Workload, question: Question) -> tuple[Tolerance, ...]:
         """How far each output may be from what it should be."""
         assert self._expected is not None
-        assert workload.reference is not None
         flops = workload.flops(**question.variables) if workload.flops else 0.0
         given = Tolerance(
             atol=workload.atol if question.atol is None else question.atol,
@@ -123,7 +124,7 @@ class GpuMeter:
             length=sum_length(self._inputs, self._expected, flops),
         )
         as_given = (given,) * len(self._expected)
-        if not given.is_given:
+        if not given.is_given or not callable(workload.reference):
             return as_given
         try:
             own = workload.reference(*self._inputs.values())
@@ -251,15 +252,17 @@ class GpuMeter:
             for _ in range(NUM_REPEATS):
                 if failure := other_bits(outputs, self._again(candidate, question), "those of an equal launch"):
                     return failure
-        return None if self._baseline is None else other_bits(outputs, self._baseline, "the default config's")
+        if question.same_bits != "default":
+            return None
+        return other_bits(outputs, self._baseline, "the default config's")
 
     def _without_baseline(self, candidate: Candidate, question: Question) -> Answer | None:
-        """The answer for a candidate whose bits cannot be compared with the default's, through no fault of its own.
+        """The answer for a candidate whose outputs cannot be compared with the default's, through no fault of its own.
 
         Raises:
             Poisoned: the default has cost this process.
         """
-        if question.same_bits != "default" or self._baseline is not None:
+        if not (question.same_bits == "default" or self._prepared.compares_with_default) or self._baseline is not None:
             return None
         if question.baseline is None:
             return Answer(number=candidate.number, outcome=Outcome.WRONG_RESULT, failure=NO_BASELINE)
@@ -272,6 +275,9 @@ class GpuMeter:
                 return _of_the_default(failed(candidate.number, e))
             except Poisoned as lost:
                 raise Poisoned(*map(_of_the_default, lost.args)) from None
+        if self._prepared.compares_with_default:
+            self._expected = self._baseline
+            self._tolerances = self._choose_tolerances(self._prepared, question)
         return None
 
     def _again(self, candidate: Candidate, question: Question) -> Any:

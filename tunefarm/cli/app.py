@@ -7,6 +7,7 @@ import typer
 from tunefarm import __version__
 from tunefarm.cli.aa import aa
 from tunefarm.cli.doctor import doctor
+from tunefarm.cli.harvest import harvest
 from tunefarm.cli.misses import misses
 from tunefarm.cli.pack import app as pack
 from tunefarm.cli.plan import plan
@@ -27,6 +28,7 @@ app.command()(sweep)
 app.command()(plan)
 app.command()(misses)
 app.command()(record)
+app.command()(harvest)
 app.command()(aa)
 app.command()(doctor)
 app.add_typer(pack, name="pack")

@@ -1,1 +1,1 @@
-"""What torch.compile generates, as workloads of their own."""
+"""What torch.compile generates, harvested without a GPU and written down as experiments."""

@@ -6,12 +6,14 @@ Standard library only until a kernel is touched.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from tunefarm.device import Device
 from tunefarm.errors import MissError, PackError, UserError
-from tunefarm.pack import Pack, bind
+from tunefarm.pack import LAYERS, Pack, bind
+from tunefarm.runtime import generated, templates
 from tunefarm.runtime.active import ACTIVE
 from tunefarm.runtime.autotuner import adopt, autotuners
 from tunefarm.runtime.environment import Wishes, wishes
@@ -19,7 +21,6 @@ from tunefarm.runtime.lookup import POLICIES, Activation
 from tunefarm.runtime.ranks import settle
 from tunefarm.runtime.reporting import write_at_exit
 from tunefarm.runtime.sources import find_packs
-from tunefarm.runtime.templates import check_inductor, follow
 
 DIGEST_DIGITS = 12
 
@@ -34,8 +35,12 @@ def activate(
     digest: str = "",
     group: Any = None,
     on_disagreement: str = "error",
+    layers: Collection[int] = LAYERS,
 ) -> Pack | None:
     """Puts a pack into use for kernels marked with `autotune` and for installed ones, now and later.
+
+    What Inductor generates takes its own way where no row answers, whatever `on_miss` and `strict` say; what it has
+    compiled before stays.
 
     Of several active packs the later one answers first; its word on misses counts. What torch.compile has compiled
     before is compiled again, except with kernels of Inductor's, not yet installed, or that restore or zero arguments.
@@ -54,6 +59,7 @@ def activate(
         digest: the pack's, or its beginning (12 digits at least): another pack is refused.
         group: ranks that must use one pack, all of which call this: a torch.distributed group, or True for the default.
         on_disagreement: of these ranks: `error`, or `rank0` (all take its pack).
+        layers: whose tables are used: 1 autotuners', 2 Inductor's templates', 3 its own kernels'.
 
     Returns:
         The pack in use, those of a folder as one; None if it is damaged, which is logged and otherwise as if there
@@ -62,13 +68,12 @@ def activate(
     Raises:
         PackError: there is no such file, or its digest is another; with `strict` also if it is damaged.
         MissError: `strict`, and the pack holds replayed rows that are not allowed, or rows that Inductor cannot obey.
-        UserError: `on_miss` is none of the four, a package or registry does not hold the source, or ranks disagree.
+        UserError: a wrong `on_miss` or `layers`, a package or registry without the source, ranks that disagree.
         InfrastructureError: a rank of `group` could not be reached.
     """
-    if on_miss not in POLICIES:
-        raise UserError(f"on_miss is {on_miss!r}", hint=f"it is one of {', '.join(POLICIES)}")
+    _check_terms(on_miss, layers)
     wish = wishes()
-    pack, label, stops = _read(source, digest, wish, strict=strict)
+    pack, label, stops = _read(source, digest, wish, strict=strict, layers=layers)
     if group is not None:
         pack, label = settle(pack, label, group, on_disagreement, stops=stops)
     if isinstance(pack, UserError):
@@ -76,17 +81,23 @@ def activate(
             raise pack
         ACTIVE.warn_once(f"no pack is used: {pack}")
         return None
-    _check(pack, label, strict=strict, allow_replayed=allow_replayed)
-    ACTIVE.add(
-        Activation(pack=pack, label=label, on_miss=on_miss, strict=strict, allow_replayed=allow_replayed, device=device)
-    )
-    follow()
-    if wish.report:
-        write_at_exit(wish.report)
+    terms: Any = {"on_miss": on_miss, "strict": strict, "allow_replayed": allow_replayed, "device": device}
+    _put_into_use(Activation(pack=pack, label=label, **terms), wish)
     return pack
 
 
-def _read(source: str | Path | Pack, digest: str, wish: Wishes, *, strict: bool) -> tuple[Pack | UserError, str, bool]:
+def _put_into_use(activation: Activation, wish: Wishes) -> None:
+    _check_pack(activation)
+    ACTIVE.add(activation)
+    templates.follow()
+    generated.follow()
+    if wish.report:
+        write_at_exit(wish.report)
+
+
+def _read(
+    source: str | Path | Pack, digest: str, wish: Wishes, *, strict: bool, layers: Collection[int]
+) -> tuple[Pack | UserError, str, bool]:
     """A pack, or why there is none; what people call it; and whether the job is not to go on without it.
 
     Errors are values, as other ranks may have to hear of them.
@@ -103,14 +114,21 @@ def _read(source: str | Path | Pack, digest: str, wish: Wishes, *, strict: bool)
         return found.damaged[0], found.label, strict
     for damage in found.damaged:
         ACTIVE.warn_once(f"left out: {damage}")
-    return _without(found.pack, found.label, wish.exclude), found.label, False
+    return _of_layers(_without(found.pack, found.label, wish.exclude), layers), found.label, False
 
 
-def _check(pack: Pack, label: str, *, strict: bool, allow_replayed: bool) -> None:
-    check_inductor(pack, strict=strict)
-    if "replayed" in pack.sources and not allow_replayed:
-        message = f"{label}: its times were replayed from a landscape, not measured"
-        if strict:
+def _check_terms(on_miss: str, layers: Any) -> None:
+    if on_miss not in POLICIES:
+        raise UserError(f"on_miss is {on_miss!r}", hint=f"it is one of {', '.join(POLICIES)}")
+    if not isinstance(layers, Collection) or not all(type(layer) is int and layer in LAYERS for layer in layers):
+        raise UserError(f"layers is {layers!r}", hint=f"some of {', '.join(map(str, LAYERS))}, such as layers=(1, 3)")
+
+
+def _check_pack(terms: Activation) -> None:
+    templates.check_inductor(terms.pack, strict=terms.strict)
+    if "replayed" in terms.pack.sources and not terms.allow_replayed:
+        message = f"{terms.label}: its times were replayed from a landscape, not measured"
+        if terms.strict:
             raise MissError(message, hint="sweep on a GPU, or pass allow_replayed=True")
         ACTIVE.warn_once(f"{message}: its rows are not used (allow_replayed=True uses them)")
 
@@ -124,6 +142,12 @@ def _without(pack: Pack, label: str, exclude: frozenset[str]) -> Pack:
     return bind(table for table in pack.tables if table.kernel not in exclude)
 
 
+def _of_layers(pack: Pack, layers: Collection[int]) -> Pack:
+    """A pack without the tables of other layers; sealed anew, as a rank that leaves them out chooses otherwise."""
+    kept = tuple(table for table in pack.tables if table.layer in layers)
+    return pack if len(kept) == len(pack.tables) else bind(kept)
+
+
 def _check_digest(pack: Pack, label: str, digest: str) -> None:
     if digest and len(digest) < DIGEST_DIGITS:
         raise UserError(f"digest {digest!r} is too short", hint=f"give {DIGEST_DIGITS} digits at least")
@@ -134,7 +158,8 @@ def _check_digest(pack: Pack, label: str, digest: str) -> None:
 def deactivate() -> None:
     """Takes all packs out of use and forgets what was counted; adopted kernels stay adopted. For tests."""
     ACTIVE.clear()
-    follow()
+    templates.follow()
+    generated.follow()
 
 
 def install(target: Any) -> list[str]:

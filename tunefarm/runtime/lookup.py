@@ -118,49 +118,34 @@ def shortlist(
         source_hash: of the kernel as it is here.
         device: where the call runs; an activation may name another.
         triton: version of Triton here.
-        layer: who asks.
-        torch: its version here, where rows hold for one release of it.
+        layer: who asks; kernels that Inductor generated and that share a name are none of each other's business.
+        torch: version of torch here; Inductor's tables are for one version.
     """
     found: list[tuple[tuple[int, bool, int, bool], Offer]] = []
     refused: list[str] = []
     notes: list[str] = []
     for age, activation in enumerate(reversed(activations)):
         for table in activation.pack.tables:
-            if table.kernel != kernel or table.layer != layer:
+            if (table.kernel, table.layer) != (kernel, layer) or (layer == 3 and table.source_hash != source_hash):
                 continue
-            step = step_of(table.device, activation.device or device)
-            where = f"{activation.label}: {kernel} on {table.device.name}"
-            other_triton = table.key_parts.get("triton") != triton
-            imported = table.provenance.source == "imported"
-            foreign = f"{where}: imported ({table.provenance.sweep}), not measured by tunefarm"
-            differs = f"{where}: tuned under Triton {table.key_parts.get('triton')}, here is {triton}"
-            if step is None:
-                refused.append(f"{where}: tuned for {table.device.arch}, here is {(activation.device or device).arch}")
-            elif table.source_hash != source_hash:
-                refused.append(
-                    f"{where}: the kernel's source has changed "
-                    f"(tuned {table.source_hash[:12]}, here is {source_hash[:12]})"
-                )
-            elif layer != 1 and table.key_parts.get("torch") != torch:
-                refused.append(f"{where}: tuned under torch {table.key_parts.get('torch')}, here is {torch}")
-            elif table.provenance.source == "replayed" and not activation.allow_replayed:
-                refused.append(f"{where}: its times were replayed from a landscape; allow_replayed=True uses them")
-            elif other_triton and activation.strict:
-                refused.append(differs)
-            elif imported and activation.strict:
-                refused.append(foreign)
-            elif step is Step.ARCH and activation.strict:
-                refused.append(f"{where}: tuned on another device of the same arch, here is {device.name}")
-            elif illegible := readable(table)[1]:
-                refused.append(f"{where}: {illegible}")
-            else:
-                notes += [*([differs] if other_triton else []), *([foreign] if imported else [])]
-                order = list(Step).index(step), other_triton, age, imported
-                for row in readable(table)[0]:
-                    if too_large := _too_large(row, activation.device or device):
-                        refused.append(f"{where}, {row.match.label}: {too_large}")
-                    else:
-                        found.append((order, Offer(row=row, step=step, table=table, activation=activation)))
+            here = activation.device or device
+            step, where = step_of(table.device, here), f"{activation.label}: {kernel} on {table.device.name}"
+            differs, foreign = _differs(table, triton), _foreign(table)
+            strictly = differs, foreign, _farther(here) if step is Step.ARCH else ""
+            why = _refusal(table, here, source_hash, torch, allow_replayed=activation.allow_replayed)
+            why = why or (next(filter(None, strictly), "") if activation.strict else "")
+            rows, illegible = readable(table) if not why else ((), "")
+            why = why or illegible
+            if why or step is None:
+                refused.append(f"{where}: {why}")
+                continue
+            notes += [f"{where}: {note}" for note in (differs, foreign) if note]
+            order = list(Step).index(step), bool(differs), age, bool(foreign)
+            for row in rows:
+                if too_large := _too_large(row, here):
+                    refused.append(f"{where}, {row.match.label}: {too_large}")
+                else:
+                    found.append((order, Offer(row=row, step=step, table=table, activation=activation)))
     found.sort(key=lambda pair: pair[0])
     offers = [offer for _, offer in found]
     if activations and activations[-1].on_miss == "nearest":
@@ -168,6 +153,33 @@ def shortlist(
         for stretch in (1, STRETCH):
             offers += [replace(offer, row=row, is_near=True) for _, offer in found for row in _near(offer.row, stretch)]
     return Shortlist(offers=tuple(offers), refused=tuple(refused), notes=tuple(notes))
+
+
+def _refusal(table: Table, here: Device, source_hash: str, torch: str, *, allow_replayed: bool) -> str:
+    """Why a table is of no use on any terms; empty if it is of some."""
+    if step_of(table.device, here) is None:
+        return f"tuned for {table.device.arch}, here is {here.arch}"
+    if table.source_hash != source_hash:
+        return f"the kernel's source has changed (tuned {table.source_hash[:12]}, here is {source_hash[:12]})"
+    if table.layer != 1 and table.key_parts.get("torch") != torch:
+        return f"tuned under torch {table.key_parts.get('torch')}, here is {torch}"
+    if table.provenance.source == "replayed" and not allow_replayed:
+        return "its times were replayed from a landscape; allow_replayed=True uses them"
+    return ""
+
+
+def _differs(table: Table, triton: str) -> str:
+    tuned = table.key_parts.get("triton")
+    return f"tuned under Triton {tuned}, here is {triton}" if tuned != triton else ""
+
+
+def _farther(here: Device) -> str:
+    return f"tuned on another device of the same arch, here is {here.name}"
+
+
+def _foreign(table: Table) -> str:
+    imported = table.provenance.source == "imported"
+    return f"imported ({table.provenance.sweep}), not measured by tunefarm" if imported else ""
 
 
 def readable(table: Table) -> tuple[Sequence[Row], str]:

@@ -22,6 +22,7 @@ from tunefarm.device import Device
 from tunefarm.document import digest
 from tunefarm.errors import MissError
 from tunefarm.gemm import TEMPLATES, Gemm
+from tunefarm.generated import public
 from tunefarm.pack import Pack, Table
 from tunefarm.runtime.active import ACTIVE, Tally
 from tunefarm.runtime.kernels import live_device, triton_version
@@ -98,7 +99,7 @@ def _listed(op: str, index: int | None) -> Shortlist:
             return Shortlist(refused=("there is no GPU here",))
         found = shortlist(
             ACTIVE.activations, op, template_hash(op), device, triton_version(), layer=LAYER,
-            torch=str(torch.__version__),
+            torch=public(str(torch.__version__)),
         )  # fmt: skip
         ACTIVE.asked.update((table.kernel, table.digest) for table in _tables() if table.kernel == op)
         for message in (*found.notes, *found.refused):

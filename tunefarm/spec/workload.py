@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from tunefarm.config import Config, Value
 from tunefarm.errors import SpecError
@@ -19,6 +19,9 @@ from tunefarm.spec.inputs import EXPRESSION, INPUTS, InputSpec
 
 _NAMES = ("key", "ranges", "restore", "zero")
 
+DEFAULTS_OUTPUTS: Final = "default"
+"""The reference of a workload whose default config is right by definition."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -30,7 +33,7 @@ class Workload:
         inputs: by argument name of `call` a spec (see `spec.inputs`); or a function (device, seed, **variables) that
             returns tensors and scalars by name.
         reference: called with the inputs by position, in their order; returns the right answer, in higher precision if
-            it can.
+            it can. `"default"`: the outputs of the default config are the right ones.
         name: of the workload; the kernel's if left out.
         key: kernel arguments that identify a problem; None for every integer scalar argument.
         ranges: those of them that may range between tuned points; the others are exact.
@@ -47,6 +50,8 @@ class Workload:
             Rows of a pack are then Inductor's (layer 2), under the workload's name and this hash.
         library: for such a kernel the library's call in its place, called with the inputs by name. It is what a job
             does without tuning, and so the default in place of `default`; a row may name it.
+        inductor_key: of a kernel that Inductor generated, the key under which it looks up configs: rows go to a table
+            that Inductor consults (layer 3), not an autotuner.
 
     Raises:
         SpecError: the kernel is no importable Triton kernel, the call cannot be called, an input is malformed, or there
@@ -56,7 +61,7 @@ class Workload:
     call: Callable[..., Any]
     kernel: Any
     inputs: Mapping[str, Any] | Callable[..., Mapping[str, Any]]
-    reference: Callable[..., Any] | None = None
+    reference: Callable[..., Any] | str | None = None
     name: str = ""
     key: tuple[str, ...] | None = None
     ranges: tuple[str, ...] = ()
@@ -71,6 +76,7 @@ class Workload:
     default: Config | None = None
     template: str = ""
     library: Callable[..., Any] | None = None
+    inductor_key: str = ""
 
     def __post_init__(self) -> None:
         signature = signature_of(self.kernel)
@@ -81,6 +87,8 @@ class Workload:
                 f"workload {self.name}: a library's call can only win where Inductor chooses",
                 key="workload.library", hint="leave library out, or give the template that the kernel was made from",
             )  # fmt: skip
+        if isinstance(self.reference, str) and self.reference != DEFAULTS_OUTPUTS:
+            raise SpecError(f"workload {self.name}: reference is {self.reference!r}", hint="a function, or 'default'")
         if not callable(self.inputs) and not all(hasattr(spec, "check") for spec in self.inputs.values()):
             object.__setattr__(self, "inputs", INPUTS.read(Node.of(self.inputs, "inputs")))
         object.__setattr__(self, "name", self.name or signature.kernel)
@@ -102,6 +110,8 @@ class Workload:
         """Name, source hash and layer under which a pack keeps its rows."""
         if self.template:
             return self.name, self.template, 2
+        if self.inductor_key:
+            return self.signature.kernel, self.inductor_key, 3
         return self.signature.kernel, source_hash(self.kernel), 1
 
     @property
@@ -113,6 +123,11 @@ class Workload:
     def autotuned(self) -> Autotuned | None:
         """What the kernel's `@triton.autotune` declares, if it has one."""
         return read_autotuned(self.kernel)
+
+    @property
+    def compares_with_default(self) -> bool:
+        """Whether the default config's outputs are the right ones."""
+        return self.reference == DEFAULTS_OUTPUTS
 
     @property
     def specs(self) -> FrozenMap[InputSpec] | None:

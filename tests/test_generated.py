@@ -1,0 +1,206 @@
+"""Layer 3 in a job: rows of packs in Inductor's look-up table, seen by Inductor's own code."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config as inductor
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.codecache import FxGraphCachePickler, FxGraphHashDetails
+from torch._inductor.runtime.triton_heuristics import generate_lookup_hash_from_source_code, lookup_autotune_config
+
+import tunefarm
+from tunefarm.config import Config
+from tunefarm.device import nominal
+from tunefarm.errors import UserError
+from tunefarm.export import update
+from tunefarm.frozen import FrozenMap
+from tunefarm.generated import key_of, parts_of, plain_name, public
+from tunefarm.pack import Match, Pack, Provenance, Row, Table, dumps, seal
+from tunefarm.pack_reader import parse_pack
+from tunefarm.runtime import generated
+from tunefarm.runtime.activation import activate, deactivate
+
+H100, A100 = nominal("sm_90"), nominal("sm_80")
+SOURCE = """\
+import triton
+import triton.language as tl
+from torch._inductor.runtime import triton_heuristics
+
+@triton_heuristics.pointwise(
+    size_hints={'x': 4096},
+    filename=__file__,
+    triton_meta={'signature': {'in_ptr0': '*fp32'}},
+    inductor_meta={'dynamic_scale_rblock': True, 'coordinate_descent_tuning': True},
+)
+@triton.jit
+def triton_poi_fused_add_7(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
+    xnumel = 4000
+    tl.store(out_ptr0 + tl.arange(0, XBLOCK), tl.load(in_ptr0 + tl.arange(0, XBLOCK)))
+"""
+HINTS, TEXT = "{'x': 4096}", SOURCE.partition("@triton.jit\n")[2]
+KEY = key_of(HINTS, TEXT)
+
+
+def table(device: Any = H100, block: int = 512, *, key: str = KEY, torch_version: str = "", **changes: Any) -> Table:
+    row = Row(
+        match=Match(dims=FrozenMap(xnumel=4000)), measured_at=FrozenMap(xnumel=4000), median_ms=1.0,
+        interval_ms=(0.9, 1.1), config=Config(params={"XBLOCK": block}, options={"num_warps": 8, "num_stages": 1}),
+    )  # fmt: skip
+    parts = {"source_hash": key, "backend_options": FrozenMap(), "triton": "", "capability": device.arch}
+    parts["torch"] = torch_version or public(torch.__version__)
+    origin = Provenance(
+        sweep="s", experiment="e", toolchain=FrozenMap(), timer="cold", source="measured", tunefarm="0", created="2026"
+    )
+    made = Table(
+        kernel="triton_poi_fused_add", source_hash=key, device=device, key_parts=FrozenMap(parts), provenance=origin,
+        rows=(row,), layer=3,
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def pack(*tables: Table) -> Pack:
+    return seal(Pack(tables=tables or (table(),)))
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    yield
+    deactivate()
+    assert KEY not in inductor.autotune_lookup_table
+
+
+def in_a_thread(call: Any) -> Any:
+    found = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def chosen() -> Any:
+    """What Inductor's own look-up answers for the kernel."""
+    return lookup_autotune_config({"x": 4096}, SimpleNamespace(src=TEXT))
+
+
+def test_the_key_is_inductors():
+    assert parts_of(SOURCE) == (HINTS, TEXT.strip())
+    assert generate_lookup_hash_from_source_code(HINTS, TEXT) == KEY
+    assert key_of(HINTS, TEXT.replace("_7", "_12")) == KEY
+    assert key_of("{'x': 8192}", TEXT) != KEY
+    assert plain_name("triton_poi_fused_add_7") == "triton_poi_fused_add"
+    assert parts_of(SOURCE + SOURCE) is None
+
+
+def test_a_row_reaches_inductor_in_every_thread():
+    activate(pack(), device=H100)
+    for config in (chosen(), in_a_thread(chosen)):
+        assert config.kwargs == {"XBLOCK": 512}
+        assert (config.num_warps, config.num_stages) == (8, 1)
+    deactivate()
+    assert chosen() is None
+    assert in_a_thread(chosen) is None
+
+
+def test_what_the_user_put_there_is_kept():
+    mine = {"XBLOCK": 64, "num_warps": 1, "num_stages": 1}
+    with inductor.patch(autotune_lookup_table={"other": mine, KEY: mine}):
+        activate(pack(), device=H100)
+        assert chosen().kwargs == {"XBLOCK": 64}
+        deactivate()
+        assert inductor.autotune_lookup_table == {"other": mine, KEY: mine}
+        del inductor.autotune_lookup_table[KEY]
+
+
+def test_the_later_pack_and_the_nearer_device_answer():
+    near = replace(H100, name="NVIDIA H200")
+    activate(pack(table(near, 128), table(H100, 256)), device=H100)
+    assert chosen().kwargs == {"XBLOCK": 256}
+    activate(pack(table(H100, 1024)), device=H100)
+    assert chosen().kwargs == {"XBLOCK": 1024}
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"torch_version": "1.0"}, "tuned under torch 1.0, here is"),
+        ({"device": A100}, "tuned for sm_80, here is sm_90"),
+    ],
+)
+def test_what_is_not_for_this_process_is_refused_and_told(other, why):
+    activate(pack(table(**other)), device=H100)
+    assert chosen() is None
+    assert any(why in reason for reason in tunefarm.report().refused)
+
+
+def test_replayed_rows_want_to_be_allowed():
+    replayed = replace(table(), provenance=replace(table().provenance, source="replayed"))
+    activate(pack(replayed), device=H100)
+    assert chosen() is None
+    deactivate()
+    activate(pack(replayed), device=H100, allow_replayed=True)
+    assert chosen() is not None
+
+
+def test_layers_say_whose_tables_are_used():
+    assert activate(pack(), device=H100, layers=(1, 2)).tables == ()
+    assert chosen() is None
+    for wrong in ((4,), ("3",), 3, "3", (True,)):
+        with pytest.raises(UserError, match="layers is"):
+            activate(pack(), layers=wrong)
+
+
+def cache_key(*tables: Table) -> str:
+    activate(pack(*tables), device=H100)
+    graph = torch.fx.symbolic_trace(lambda x: x + 1)
+    try:
+        return FxGraphCachePickler(graph).get_hash(FxGraphHashDetails(graph, [], {}, []))
+    finally:
+        deactivate()
+
+
+def test_a_row_of_another_device_does_not_change_the_key_of_inductors_caches():
+    other = table(key="0" * 64)
+    base = cache_key(table(), other, table(A100, 64))
+    assert base == cache_key(other, table(A100, 2048), table())
+    assert base != cache_key(table(block=64), other)
+
+
+def test_kernels_are_counted_and_their_config_is_settled():
+    class Compiler:
+        def triton(self, name: str, source: str) -> str:
+            return source
+
+    generated._watch(Compiler)
+    assert Compiler().triton("triton_poi_fused_add_7", SOURCE) == SOURCE
+    activate(pack(), device=H100)
+    assert AsyncCompile.triton.watched
+    passed = Compiler().triton("triton_poi_fused_add_7", SOURCE)
+    assert "'dynamic_scale_rblock': False" in passed
+    assert "'coordinate_descent_tuning': False" in passed
+    assert key_of(*parts_of(passed)) == KEY
+    other = SOURCE.replace("4000", "3000")
+    assert Compiler().triton("triton_poi_fused_add_8", other) == other
+    told = tunefarm.report()
+    assert [(hit.kernel, hit.graphs) for hit in told.hits] == [("triton_poi_fused_add", 1)]
+    assert [(miss.kernel, miss.graphs) for miss in told.misses] == [("triton_poi_fused_add", 1)]
+    assert told.never_asked == ()
+
+
+def test_a_config_that_inductor_could_not_read_is_left_out():
+    bad = table()
+    row = replace(bad.rows[0], config=Config(params={"XBLOCK": 512}))
+    activate(pack(replace(bad, rows=(row,))), device=H100)
+    assert chosen() is None
+
+
+def test_packs_keep_every_kernel_of_a_name():
+    old, new = pack(table()), pack(table(key="0" * 64))
+    assert {t.source_hash for t in update(old, new).tables} == {KEY, "0" * 64}
+    assert parse_pack(dumps(old), where="it") == old

@@ -1,0 +1,140 @@
+"""The harvest, without a GPU: what torch.compile generates for one, as experiments; and a job that finds their rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunefarm.bench.build import Artifact, compile_launch, launch_options, triton_version
+from tunefarm.bench.launch import learn
+from tunefarm.bench.tensors import make_inputs
+from tunefarm.config import Config
+from tunefarm.device import nominal
+from tunefarm.frozen import FrozenMap
+from tunefarm.generated import public
+from tunefarm.pack import Match, Pack, Provenance, Row, Table, dumps, seal
+from tunefarm.spec.experiment import load_experiment, resolve
+
+HERE = Path(__file__).parent
+STORE = Path(os.environ.get("TUNEFARM_CACHE", Path.home() / ".cache" / "tunefarm"))
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TUNEFARM_CACHE": str(STORE), "PYTHONPATH": f"{HERE.parent}:{HERE}"}
+    command = [sys.executable, *words]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+@cache
+def gathered(function: str, arch: str, folder: Path) -> dict[str, Any]:
+    out = folder / function / arch
+    done = run("-m", "tunefarm.cli", "harvest", f"{HERE}/harvested.py:{function}", "--out", str(out),
+               "--device", arch, "--json")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("harvest")
+
+
+def corners(resolved: Any) -> list[Config]:
+    """The default, and the candidates with the least and the greatest of every param."""
+    domain = resolved.space.domain
+    ends = [{name: values[end] for name, values in domain.items()} for end in (0, -1)]
+    signature = resolved.workload.signature
+    return [resolved.workload.default, *(signature.config(end) for end in ends)]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_forward_and_backward_become_experiments_that_plan_and_build(folder, arch):
+    found = gathered("gated_norm", arch, folder)
+    assert {"persistent_reduction", "reduction"} <= {kernel["heuristic"] for kernel in found["kernels"]}
+    assert found["graph_breaks"] == []
+    for kernel in found["kernels"]:
+        resolved = resolve(load_experiment(kernel["experiment"]), launch_options(), triton_version())
+        workload = resolved.workload
+        assert (workload.layer, workload.table_source) == (3, kernel["key"])
+        assert workload.default.flat == kernel["configs"][0]
+        (problem,) = resolved.experiment.problems
+        inputs = make_inputs(workload, problem.variables, "meta")
+        for config in corners(resolved)[:2]:
+            launch = learn(workload, inputs, config, nominal(arch).target)
+            assert all(size >= 1 for size in launch.grid)
+            build, artifact = compile_launch(launch, nominal(arch).target)
+            assert isinstance(artifact, Artifact), build
+    done = run("-m", "tunefarm.cli", "plan", found["kernels"][0]["experiment"])
+    assert done.returncode == 0, done.stderr
+    assert "candidates" in done.stdout
+
+
+def test_loops_tiles_indices_and_arguments_in_place(folder):
+    found = {k["kernel"]: k for k in gathered("wide_sum", "sm_90", folder)["kernels"]}
+    assert {k["heuristic"] for k in found.values()} == {"pointwise", "reduction", "persistent_reduction"}
+    (looked,) = gathered("looked_up", "sm_90", folder)["kernels"]
+    resolved = resolve(load_experiment(looked["experiment"]), launch_options(), triton_version())
+    assert resolved.workload.restore == ("in_out_ptr0",) or "in_ptr0" in resolved.workload.restore
+    ids = [spec for spec in resolved.workload.specs.values() if getattr(spec, "dtype", "") == "i64"]
+    assert [(spec.init, spec.low, spec.high) for spec in ids] == [("uniform", 0, 1000)]
+
+
+def test_a_graph_break_is_told_and_both_graphs_are_harvested(folder):
+    found = gathered("broken", "sm_90", folder)
+    assert len(found["kernels"]) == 2
+    assert "graph_break" in found["graph_breaks"][0]
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("nix", "has no 'nix'"),
+        ("nothing", "is a int, not a function"),
+        ("no_pair", "not (callable, inputs)"),
+        ("raising", "ValueError: no such model"),
+        ("on_the_cpu", "generates no Triton kernel"),
+    ],
+)
+def test_what_cannot_be_harvested_is_one_clear_error(folder, function, says):
+    done = run("-m", "tunefarm.cli", "harvest", f"{HERE}/harvested.py:{function}", "--out", str(folder / "none"))
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (folder / "none").exists()
+
+
+def test_a_job_gives_each_kernel_its_row_forward_and_backward(folder):
+    import torch
+
+    found = gathered("gated_norm", "sm_90", folder)
+    wanted = {}
+    tables = []
+    for number, kernel in enumerate(found["kernels"]):
+        blocks = {name: value for name, value in kernel["configs"][0].items() if name.endswith("BLOCK")}
+        wanted[kernel["kernel"]] = {**blocks, "XBLOCK": 2 << number, "num_warps": 2, "num_stages": 1}
+        config = Config(params={**blocks, "XBLOCK": 2 << number}, options={"num_warps": 2, "num_stages": 1})
+        row = Row(match=Match(), measured_at=FrozenMap(), config=config, median_ms=1.0, interval_ms=(1.0, 1.0))
+        origin = Provenance(sweep="s", experiment="e", toolchain=FrozenMap(), timer="cold", source="measured",
+                            tunefarm="0", created="2026")  # fmt: skip
+        parts = {"source_hash": kernel["key"], "torch": public(torch.__version__), "triton": triton_version()}
+        tables.append(Table(kernel=kernel["kernel"], source_hash=kernel["key"], device=nominal("sm_90"),
+                            key_parts=FrozenMap(parts), provenance=origin, rows=(row,), layer=3))  # fmt: skip
+    pack = folder / "pack.json"
+    pack.write_text(dumps(seal(Pack(tables=tuple(tables)))))
+    done = run(str(HERE / "job_on_shapes.py"), "gated_norm", str(pack), str(STORE))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["hits"], told["misses"]) == (len(found["kernels"]), 0)
+    used = {name.rpartition("_")[0]: kernel for name, kernel in told["kernels"].items()}
+    assert {name: kernel["configs"] for name, kernel in used.items()} == {n: [c] for n, c in wanted.items()}
+    assert not any(kernel["scales"] for kernel in used.values())
+    # Autograd compiles the backward in a thread of its own, which must see the table, too.
+    assert {kernel["thread"] for kernel in used.values()} == {True, False}

@@ -1,0 +1,77 @@
+"""`tunefarm harvest`: what torch.compile generates, written down as experiments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tunefarm.config import counted
+
+if TYPE_CHECKING:
+    from tunefarm.device import Device
+    from tunefarm.inductor.kernel import Generated
+
+LAYERS_BEFORE = (1, 2)
+"""Those whose choices shape what is generated."""
+
+
+def harvest(
+    function: Annotated[str, typer.Argument(help="FILE.py:OBJECT or PACKAGE.MODULE:OBJECT.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write experiments to.", show_default=False)],
+    device: Annotated[str, typer.Option(help="Arch or name of the GPU to generate for.")] = "sm_90",
+    pack: Annotated[Path | None, typer.Option(help="Pack in use while compiling: what it chooses is fused on.")] = None,
+    export: Annotated[str, typer.Option(help="Pack that the experiments write to; default: packs/NAME.json.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run torch.compile on what FUNCTION() returns, (callable, inputs), and write each kernel that Inductor generates,
+    forward and backward, as a module and an experiment. No GPU is needed, and nothing is launched.
+
+    Example: tunefarm harvest train.py:block --out harvested/block --device sm_90
+    """
+    from tunefarm.cli.folders import cache_folder
+    from tunefarm.cli.opening import check_output
+    from tunefarm.device import named, nominal
+    from tunefarm.inductor import standin
+
+    where = named(device)
+    nominal(where.arch)
+    check_output(out / "experiment.yaml")
+    # Before anything imports torch.
+    standin.prepare(cache_folder())
+    if pack is not None:
+        from tunefarm.runtime.activation import activate
+
+        activate(pack, device=where, layers=LAYERS_BEFORE)
+    from tunefarm.inductor.harvest import harvest as gather
+
+    gathered = gather(function, ".", where)
+    written = [_write(kernel, out, where, export or f"packs/{out.resolve().name}.json") for kernel in gathered.kernels]
+    if as_json:
+        left = [{"kernel": name, "reason": reason} for name, reason in gathered.left]
+        typer.echo(json.dumps({"kernels": written, "left": left, "graph_breaks": list(gathered.breaks)}))
+        return
+    for kernel in written:
+        configs = counted(len(kernel["configs"]), "config")
+        typer.echo(f"{kernel['experiment']}: {kernel['heuristic']} {kernel['numels']}, {configs} of Inductor's")
+    for name, reason in gathered.left:
+        typer.echo(f"not tuned: {name}: {reason}")
+    for reason in gathered.breaks:
+        typer.echo(f"note: the graph breaks: {reason.splitlines()[0]}")
+    typer.echo(f"{counted(len(written), 'experiment')} in {out}, {counted(len(gathered.left), 'kernel')} left")
+
+
+def _write(kernel: Generated, out: Path, where: Device, export: str) -> dict[str, Any]:
+    import torch
+
+    from tunefarm.inductor.writing import write
+
+    out.mkdir(parents=True, exist_ok=True)
+    path = write(kernel, out, arch=where.arch, torch=torch.__version__, export=export)
+    return {
+        "kernel": kernel.name, "key": kernel.key, "experiment": str(path), "heuristic": kernel.heuristic,
+        "numels": " ".join(f"{prefix.rstrip('_')}={numel}" for prefix, numel in kernel.numels.items()),
+        "configs": [dict(config) for config in kernel.configs],
+    }  # fmt: skip

@@ -1,0 +1,207 @@
+"""Harvest: what torch.compile generates for a function, forward and backward, collected before it is compiled.
+
+The function is traced with tensors that hold no memory, by the very code that a job runs: Dynamo, AOTAutograd, Inductor
+with its passes. Only the last step is left out: instead of what was generated, the traced graph is interpreted, and
+that on shapes alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+from tunefarm.device import Device
+from tunefarm.errors import SpecError, TunefarmError
+from tunefarm.inductor.kernel import Generated, Untunable, read_generated
+from tunefarm.inductor.standin import standing_in
+from tunefarm.spec.importing import import_object
+
+HINT = "it returns (callable, inputs), and runs on tensors without data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Harvest:
+    """What was generated.
+
+    Attributes:
+        kernels: that can be tuned, each once.
+        left: name of each that cannot, and why.
+        breaks: why the function is more than one graph.
+    """
+
+    kernels: tuple[Generated, ...]
+    left: tuple[tuple[str, str], ...]
+    breaks: tuple[str, ...]
+
+
+def harvest(reference: str, folder: str, device: Device) -> Harvest:
+    """Runs torch.compile on what a function of no arguments returns: a callable, and a tuple of inputs.
+
+    Both are made where the GPU is the default device. If an output requires a gradient, the backward is harvested, too.
+
+    Args:
+        reference: `file.py:object` or `package.module:object`.
+        folder: where the file's path starts.
+        device: to generate for.
+
+    Raises:
+        SpecError: the object cannot be imported, is not as described, raises, or makes Inductor generate nothing.
+        UserError: this machine has a GPU of another arch.
+    """
+    make = import_object(reference, folder)
+    if not callable(make):
+        raise SpecError(f"{reference} is a {type(make).__name__}, not a function", hint=HINT)
+    with standing_in(device):
+        sources, breaks = _generate(make, reference)
+        found = [_read(name, source) for name, source in sources]
+    if not found:
+        raise SpecError(
+            f"torch.compile generates no Triton kernel for {reference}",
+            hint="its tensors must lie on the GPU, and something must be left for Inductor to fuse",
+        )
+    kernels: dict[str, Generated] = {}
+    left: dict[tuple[str, str], None] = {}
+    for kernel in found:
+        if isinstance(kernel, tuple):
+            left[kernel] = None
+        elif (other := kernels.setdefault(kernel.key, kernel)).buffers != kernel.buffers:
+            left[kernel.name, f"Inductor cannot tell it from {other.module}, of other element types or strides"] = None
+    return Harvest(kernels=tuple(kernels.values()), left=tuple(left), breaks=breaks)
+
+
+def _generate(make: Callable[[], Any], reference: str) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
+    """The files that Inductor generates, by the names of their kernels; and what breaks the graph."""
+    import torch
+    from torch._dynamo.utils import counters
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    sources: list[tuple[str, str]] = []
+    torch._dynamo.reset()
+    counters.clear()
+    with _explained(reference), FakeTensorMode(allow_non_fake_inputs=True):
+        with torch.device("cuda"):
+            made = make()
+        if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
+            raise SpecError(f"{reference} returned {type(made).__name__}, not (callable, inputs)", hint=HINT)
+        function, inputs = made
+        inputs = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+        with _collecting(sources):
+            outputs = torch.compile(function, backend=_backend)(*inputs)
+            _backward(outputs)
+    return sources, tuple(counters["graph_break"])
+
+
+def _backward(outputs: Any) -> None:
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    wanted = [t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if wanted:
+        torch.autograd.backward(wanted, [torch.empty_like(tensor) for tensor in wanted])
+
+
+@contextlib.contextmanager
+def _explained(reference: str) -> Iterator[None]:
+    """Turns what the user's function, or the tracing of it, raises into one error."""
+    try:
+        yield
+    except TunefarmError:
+        raise
+    except Exception as e:
+        frames = [f for f in traceback.extract_tb(e.__traceback__) if "/torch/" not in f.filename]
+        mine = [f for f in frames if f.filename != __file__ and "/tunefarm/" not in f.filename]
+        first = next((line.strip() for line in str(e).splitlines() if line.strip()), "")
+        where = f"{mine[-1].filename}:{mine[-1].lineno}" if mine else ""
+        raise SpecError(f"{reference} raised {type(e).__name__}: {first}", file=where, hint=HINT) from None
+
+
+def _backend(graph: Any, inputs: Sequence[Any]) -> Any:
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(graph, inputs, inner_compile=_generate_only)
+
+
+def _generate_only(graph: Any, inputs: Sequence[Any], **terms: Any) -> Any:
+    """Inductor's own compilation; what it returns is not run."""
+    import torch
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with unset_fake_temporarily():
+        traced = copy.deepcopy(graph)
+    compile_fx_inner(graph, inputs, **terms)
+
+    def run(arguments: list[Any]) -> Any:
+        return torch.fx.Interpreter(traced).run(*arguments)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+@contextlib.contextmanager
+def _collecting(sources: list[tuple[str, str]]) -> Iterator[None]:
+    """While active, files that Inductor would compile go to `sources`, and nothing is cached."""
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+    from torch._inductor.async_compile import AsyncCompile
+
+    def collect(self: Any, name: str, source: str, *_: Any, **__: Any) -> Any:
+        sources.append((name, source))
+        return lambda *_, **__: None
+
+    def skip(*_: Any, **__: Any) -> Any:
+        return lambda *_, **__: None
+
+    stubs = {"triton": collect, "cpp": skip, "cpp_pybinding": skip}
+    with contextlib.ExitStack() as stack:
+        for name, stub in stubs.items():
+            stack.enter_context(mock.patch.object(AsyncCompile, name, stub, create=True))
+        # The benchmark that Inductor can write beside a kernel tells its buffers.
+        stack.enter_context(inductor.patch(benchmark_kernel=True, fx_graph_cache=False))
+        stack.enter_context(functorch.patch(enable_autograd_cache=False))
+        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _read(name: str, source: str) -> Generated | tuple[str, str]:
+    from torch._inductor.runtime import hints
+
+    try:
+        kernel = read_generated(source, vars(hints))
+        if not kernel.inputs:
+            raise Untunable("it takes no tensor that says where its outputs belong")
+        return replace(kernel, configs=_configs(kernel))
+    except Untunable as e:
+        return name, str(e)
+
+
+def _configs(kernel: Generated) -> tuple[Mapping[str, int], ...]:
+    """What Inductor's heuristics would have a job try, in their order."""
+    from torch._inductor.runtime import triton_heuristics
+
+    found: list[Any] = []
+
+    def capture(size_hints: Any, configs: Sequence[Any], *_: Any, **__: Any) -> Any:
+        found.extend(configs)
+        return lambda function: function
+
+    meta = copy.deepcopy(dict(kernel.meta))
+    with mock.patch.object(triton_heuristics, "cached_autotune", capture):
+        getattr(triton_heuristics, kernel.heuristic)(**meta, filename="")
+    least = getattr(triton_heuristics, "_enforce_reduction_config_block_minimums", None)
+    if least is not None and kernel.heuristic != "pointwise":
+        found = least(found, meta["size_hints"], meta["inductor_meta"])
+    flat = [
+        {**{k: int(v) for k, v in c.kwargs.items() if k in kernel.blocks}, "num_warps": c.num_warps,
+         "num_stages": c.num_stages} for c in found
+    ]  # fmt: skip
+    return tuple({tuple(config.items()): config for config in flat}.values())

@@ -1,0 +1,171 @@
+"""Kernels that Inductor generates take their config from the active packs, through Inductor's own look-up table.
+
+That table is part of the key of Inductor's caches, so it holds what is for this device only, in one order: a row of
+another device changes nothing of what is cached. Its entries stand in the configuration's default, which every thread
+sees that compiles, lazily compiled backwards included. Torch is imported only if an active pack has such tables.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from tunefarm.config import Config
+from tunefarm.device import Device
+from tunefarm.frozen import FrozenMap
+from tunefarm.generated import JIT, key_of, parts_of, plain_name, public
+from tunefarm.problem import Problem
+from tunefarm.runtime.active import ACTIVE, Tally
+from tunefarm.runtime.kernels import live_device, triton_version
+from tunefarm.runtime.lookup import Offer, shortlist
+
+LAYER = 3
+NAME = "autotune_lookup_table"
+_SETTLED = {"'dynamic_scale_rblock': True": "'dynamic_scale_rblock': False",
+            "'coordinate_descent_tuning': True": "'coordinate_descent_tuning': False"}  # fmt: skip
+"""What Inductor would do about a config that it has already: try it with smaller blocks, or search on from it."""
+
+_offers: dict[str, Offer] = {}
+"""By Inductor's key the rows in its table."""
+_ours: dict[str, dict[str, int]] = {}
+"""What we have put into the table; entries of the user's are his."""
+
+
+def follow() -> None:
+    """Makes Inductor's table agree with the active packs. Without tables for it, now or before, nothing is imported."""
+    if not (_ours or _wanted()):
+        return
+    try:
+        import torch
+        from torch._inductor import config
+        from torch._inductor.async_compile import AsyncCompile
+    except ImportError as error:
+        ACTIVE.warn_once(f"tables for Inductor's kernels are not used: {error}")
+        return
+    if not hasattr(config, NAME):
+        ACTIVE.warn_once(f"tables for Inductor's kernels are not used: torch {torch.__version__} has no {NAME}")
+        return
+    _watch(AsyncCompile)
+    if _ours or all(activation.device is not None for activation in ACTIVE.activations):
+        _settle()
+    else:
+        # Once CUDA is in use: which device this is cannot be told before, and forked children must not find it in use.
+        torch.cuda._lazy_call(_settle)  # type: ignore[no-untyped-call]
+
+
+def _wanted() -> bool:
+    return any(table.layer == LAYER for a in ACTIVE.activations for table in a.pack.tables)
+
+
+def _settle() -> None:
+    offers: dict[str, Offer] = {}
+    device = _device() if ACTIVE.activations else None
+    if device is not None:
+        offers = _listed(device)
+    entries = {key: _entry(offer.row.config) for key, offer in sorted(offers.items())}
+    _offers.clear()
+    _offers.update(offers)
+    _put(entries)
+
+
+def _device() -> Device | None:
+    named = next((a.device for a in ACTIVE.activations if a.device is not None), None)
+    if named is not None and all(a.device is not None for a in ACTIVE.activations):
+        return named
+    import torch
+
+    if not torch.cuda.is_available():
+        return named
+    here = live_device(torch.cuda.current_device())
+    if len({live_device(index).key for index in range(torch.cuda.device_count())}) > 1:
+        ACTIVE.warn_once(f"GPUs differ: Inductor's kernels take the configs of {here.name} on all of them")
+    return here
+
+
+def _listed(device: Device) -> dict[str, Offer]:
+    """The offers for a device, by Inductor's key; what is wrong with tables is said once."""
+    import torch
+
+    here = public(torch.__version__)
+    kinds = {(t.kernel, t.source_hash) for a in ACTIVE.activations for t in a.pack.tables if t.layer == LAYER}
+    offers: dict[str, Offer] = {}
+    refused: dict[str, tuple[str, ...]] = {}
+    for kernel, key in sorted(kinds):
+        found = shortlist(ACTIVE.activations, kernel, key, device, triton_version(), layer=LAYER, torch=here)
+        usable = [offer for offer in found.offers if _is_usable(offer.row.config)]
+        if usable:
+            offers[key] = usable[0]
+        elif found.offers:
+            ACTIVE.warn_once(f"{kernel}: {found.offers[0].row.config} is no config that Inductor's table can hold")
+        for message in (*found.notes, *found.refused):
+            ACTIVE.warn_once(message)
+        refused[kernel] = (*refused.get(kernel, ()), *found.refused)
+    ACTIVE.refused.update(refused)
+    return offers
+
+
+def _is_usable(config: Config) -> bool:
+    flat = config.flat
+    return {"num_warps", "num_stages"} <= flat.keys() and all(type(value) is int for value in flat.values())
+
+
+def _entry(config: Config) -> dict[str, int]:
+    return {name: value for name, value in sorted(config.flat.items()) if isinstance(value, int)}
+
+
+def _put(entries: dict[str, dict[str, int]]) -> None:
+    """Exchanges our entries in the default, which threads to come see, and in this thread's own table."""
+    from torch._inductor import config
+
+    holder = getattr(config, "_config", {}).get(NAME)
+    own = _exchanged(getattr(config, NAME), entries)
+    if holder is not None and isinstance(getattr(holder, "default", None), dict):
+        holder.default = _exchanged(holder.default, entries)
+    setattr(config, NAME, own)
+    _ours.clear()
+    _ours.update(entries)
+
+
+def _exchanged(table: dict[str, Any], entries: dict[str, dict[str, int]]) -> dict[str, Any]:
+    kept = {key: value for key, value in table.items() if _ours.get(key) != value}
+    return dict(sorted({**entries, **kept}.items()))
+
+
+def _watch(compiler: Any) -> None:
+    """Sees every kernel that this process makes ready, whether generated now or cached; made once, for good."""
+    stock = compiler.triton
+    if getattr(stock, "watched", False):
+        return
+
+    @functools.wraps(stock)
+    def triton(self: Any, kernel_name: str, source_code: str, *args: Any, **kwargs: Any) -> Any:
+        return stock(self, kernel_name, _asked(kernel_name, source_code), *args, **kwargs)
+
+    triton.watched = True  # type: ignore[attr-defined]
+    compiler.triton = triton
+
+
+def _asked(name: str, source: str) -> str:
+    """Counts a kernel; the text of one that a row answers says that its config is settled."""
+    if not _wanted():
+        return source
+    kernel = plain_name(name)
+    parts = parts_of(source)
+    offer = _offers.get(key_of(*parts)) if parts else None
+    ACTIVE.asked.update(
+        (t.kernel, t.digest)
+        for a in ACTIVE.activations
+        for t in a.pack.tables
+        if t.layer == LAYER and t.kernel == kernel and (offer is None or t.source_hash == offer.table.source_hash)
+    )
+    if offer is None:
+        hints = parts[0] if parts else ""
+        problem = Problem(dims=FrozenMap(size_hints=hints))
+        reasons = (f"no active pack has a row for this kernel of Inductor's ({name})", *ACTIVE.refused.get(kernel, ()))
+        ACTIVE.miss(kernel, problem, "\n".join(f"  {reason}" for reason in reasons)).graphs += 1
+        return source
+    ACTIVE.hits.setdefault((kernel, offer), Tally()).graphs += 1
+    head, jit, rest = source.partition(JIT)
+    for before, after in _SETTLED.items():
+        head = head.replace(before, after)
+    return head + jit + rest
