@@ -25,6 +25,7 @@ from tunefarm.errors import MissError, UserError
 from tunefarm.frozen import FrozenMap
 from tunefarm.runtime import binding
 from tunefarm.runtime.activation import activate, deactivate, install
+from tunefarm.runtime.autotuner import adopt
 from tunefarm.runtime.reporting import report
 
 
@@ -116,6 +117,14 @@ def test_own_kernels_are_never_benchmarked(chosen: Callable[..., int], monkeypat
     assert chosen(own, x, x, 256) == 64
     activate(make_pack(own, *LADDER), device=SM_90)
     assert chosen(own, x, x, 4096) == 64
+
+
+def test_a_kernel_of_our_own_that_was_adopted_as_it_was_made_is_our_own(chosen: Callable[..., int]) -> None:
+    made = triton.autotune(configs=CONFIGS, key=["n"])(foreign.fn)
+    assert adopt(made, owned=False)
+    assert not adopt(made, owned=True)
+    assert not adopt(made, owned=False)
+    assert chosen(made, torch.zeros(64), torch.zeros(64), 64) == 64  # There is no GPU to time configs on.
 
 
 def test_strict_and_error_raise_with_the_difference(chosen: Callable[..., int]) -> None:

@@ -72,7 +72,8 @@ def adopt(tuner: Any, *, owned: bool) -> bool:
     Returns:
         False if it was adopted before.
     """
-    if BINDING in tuner.__dict__:
+    if (binding := tuner.__dict__.get(BINDING)) is not None:
+        binding.owned = binding.owned or owned
         return False
     tuner.__dict__[BINDING] = Binding.of(tuner, owned=owned)
     # torch.compile refuses autotuners with settings of the deprecated interface; they matter to benchmarks alone, and
