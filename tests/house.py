@@ -107,6 +107,7 @@ HOUSE = """
     runtime.which
     runtime.binding
     runtime.autotuner       triton
+    runtime.plain           torch triton
     runtime.environment
     runtime.registry        mlflow
     runtime.sources

@@ -63,7 +63,7 @@ def pack_of(resolved: Resolved, study: PlannedStudy, config: Config) -> Pack:
     row = Row(
         match=match_of(problem), measured_at=problem.dims, config=config, median_ms=1.0, interval_ms=(1.0, 1.0)
     )  # fmt: skip
-    return make_pack(resolved.workload.kernel, row, name=resolved.workload.signature.kernel)
+    return make_pack(resolved.workload.kernel, row)
 
 
 def test_its_kernel_compiles_for_a_gpu(opened: tuple[Resolved, PlannedStudy, str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tunefarm.config import LAUNCH_OPTIONS, Config
@@ -62,11 +62,13 @@ class Binding:
         stock: the autotuner as it was, untouched: it answers what no row does, and tells the tuner what was declared.
         owned: marked with `tunefarm.autotune`.
         signature: what the kernel takes.
+        options_only: the host decides everything but launch options: a row is for calls that pass its params.
     """
 
     stock: Any
     owned: bool
     signature: Signature
+    options_only: bool = False
     _generation: int = -1
     _hash: str = ""
     _traceable: bool = False
@@ -232,14 +234,30 @@ class Binding:
                 return Shortlist(refused=("the call holds no tensor on a GPU",) if ACTIVE.activations else ())
             name = self.signature.name
             found = shortlist(ACTIVE.activations, name, self._hash, device, triton_version())
-            usable = tuple(offer for offer in found.offers if offer.row.config in self._positions)
+            usable = tuple(
+                replace(offer, row=self._asked(offer.row))
+                for offer in found.offers
+                if offer.row.config in self._positions
+            )
             for message in (*found.notes, *found.refused):
                 ACTIVE.warn_once(message)
             ACTIVE.refused[name] = found.refused
             self._lists[index] = Shortlist(offers=usable, refused=found.refused, notes=found.notes)
         return self._lists[index]
 
+    def _asked(self, row: Row) -> Row:
+        """A row as calls are compared with it."""
+        if not self.options_only:
+            return row
+        return replace(row, match=replace(row.match, dims=FrozenMap({**row.match.dims, **row.config.params})))
+
     # Tying to the packs.
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether an active pack has a row for this source of the kernel, on whatever device."""
+        self._refresh()
+        return bool(self._positions)
 
     def _refresh(self) -> None:
         if self._generation == ACTIVE.generation:
@@ -256,7 +274,7 @@ class Binding:
         rows = [row for table in tables if table.source_hash == self._hash for row in table.rows]
         # Rows of other sources are of no use, but what they ask about is needed to say what a call missed.
         asking = rows or [row for table in tables for row in table.rows]
-        self._dims = tuple(dict.fromkeys(dim for row in asking for dim in row.match.dims))
+        self._dims = tuple(dict.fromkeys(dim for row in asking for dim in self._asked(row).match.dims))
         absent = [arg for row in asking for arg, fact in row.match.facts.items() if fact == "none"]
         self._tensors = tuple(dict.fromkeys([*(arg for row in asking for arg in row.match.dtypes), *absent]))
         self._defaults = {k: v for k, v in self.signature.defaults.items() if k in {*self._dims, *self._tensors}}
