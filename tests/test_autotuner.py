@@ -139,6 +139,36 @@ def test_strict_and_error_raise_with_the_difference(chosen: Callable[..., int]) 
         assert chosen(own, x, x, 256) == 128
 
 
+def test_tf_068_below_the_smallest_range_is_a_miss_on_every_policy(chosen: Callable[..., int]) -> None:
+    """The nearest row reaches half as far as it was tuned for, and no call below takes it for want of another."""
+    x = torch.zeros(4096)
+    for terms in ({}, {"on_miss": "default"}, {"on_miss": "nearest"}):
+        deactivate()
+        activate(make_pack(own, *LADDER), device=SM_90, **terms)  # type: ignore[arg-type]
+        assert chosen(own, x, x, 16) == 64
+        assert report().num_misses == 1
+    deactivate()
+    activate(make_pack(own, *LADDER), device=SM_90, strict=True)
+    with pytest.raises(MissError, match=r"n is 16, tuned for \(128, 362\]"):
+        chosen(own, x, x, 16)
+
+
+def test_tf_078_a_thousand_lengths_take_one_config_a_range_and_no_benchmark(
+    chosen: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(foreign)
+    rows = [make_row(n, block(b), bounds=bounds) for n, b, bounds in (
+        (8000, 128, (4000, 8500)), (8001, 128, (4000, 8500)), (9008, 256, (8500, 12000)), (9001, 256, (8500, 12000)),
+    )]  # fmt: skip
+    activate(make_pack(foreign, *rows), device=SM_90)
+    monkeypatch.setattr(foreign.declared, "_bench", None)  # calling it would be an error
+    x = torch.zeros(1)
+    used = {n: chosen(foreign, x, x, n) for n in range(8001, 9001)}
+    assert {b for n, b in used.items() if n <= 8500} == {128}
+    assert {b for n, b in used.items() if n > 8500} == {256}
+    assert (report().num_hits, report().num_misses) == (1000, 0)
+
+
 def test_strict_names_another_source_and_another_triton(chosen: Callable[..., int]) -> None:
     x = torch.zeros(256)
     for change, text in (({"text": "0" * 64}, "source has changed"), ({"triton": "3.0.0"}, "under Triton 3.0.0")):

@@ -357,6 +357,13 @@ def test_option_unknown_to_the_installed_triton(write):
     assert error.file.endswith("e.yaml:7")
 
 
+def test_tf_023_an_option_of_another_backend(write):
+    refused(
+        write, HEAD + "space: {BLOCK: [64], matrix_instr_nonkdim: [16, 32]}\n", "space.matrix_instr_nonkdim",
+        "'matrix_instr_nonkdim'.*Triton",
+    )  # fmt: skip
+
+
 def test_no_space_at_all(write):
     refused(write, HEAD, "space", "is missing.*scale_kernel declares no configs")
 
