@@ -25,7 +25,6 @@ from tunefarm.errors import MissError, UserError
 from tunefarm.frozen import FrozenMap
 from tunefarm.runtime import binding
 from tunefarm.runtime.activation import activate, deactivate, install
-from tunefarm.runtime.autotuner import adopt
 from tunefarm.runtime.reporting import report
 
 
@@ -34,22 +33,6 @@ def fresh() -> Iterator[None]:
     deactivate()
     yield
     deactivate()
-
-
-@pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """The BLOCK with which a kernel would be launched."""
-
-    def of(kernel: Any, *args: Any, **kwargs: Any) -> int:
-        def run(*_: Any, **passed: Any) -> None:
-            launched.append(passed["BLOCK"])
-
-        launched: list[int] = []
-        monkeypatch.setattr(kernel.fn, "run", run)
-        kernel[(1,)](*args, **kwargs)
-        return launched[-1]
-
-    return of
 
 
 def test_tf_063_the_key_does_not_depend_on_how_arguments_are_passed(chosen: Callable[..., int]) -> None:
@@ -119,14 +102,6 @@ def test_own_kernels_are_never_benchmarked(chosen: Callable[..., int], monkeypat
     assert chosen(own, x, x, 4096) == 64
 
 
-def test_a_kernel_of_our_own_that_was_adopted_as_it_was_made_is_our_own(chosen: Callable[..., int]) -> None:
-    made = triton.autotune(configs=CONFIGS, key=["n"])(foreign.fn)
-    assert adopt(made, owned=False)
-    assert not adopt(made, owned=True)
-    assert not adopt(made, owned=False)
-    assert chosen(made, torch.zeros(64), torch.zeros(64), 64) == 64  # There is no GPU to time configs on.
-
-
 def test_strict_and_error_raise_with_the_difference(chosen: Callable[..., int]) -> None:
     x = torch.zeros(4096)
     for terms in ({"strict": True}, {"on_miss": "error"}):
@@ -137,36 +112,6 @@ def test_strict_and_error_raise_with_the_difference(chosen: Callable[..., int]) 
         ):
             chosen(own, x, x, 4096)
         assert chosen(own, x, x, 256) == 128
-
-
-def test_tf_068_below_the_smallest_range_is_a_miss_on_every_policy(chosen: Callable[..., int]) -> None:
-    """The nearest row reaches half as far as it was tuned for, and no call below takes it for want of another."""
-    x = torch.zeros(4096)
-    for terms in ({}, {"on_miss": "default"}, {"on_miss": "nearest"}):
-        deactivate()
-        activate(make_pack(own, *LADDER), device=SM_90, **terms)  # type: ignore[arg-type]
-        assert chosen(own, x, x, 16) == 64
-        assert report().num_misses == 1
-    deactivate()
-    activate(make_pack(own, *LADDER), device=SM_90, strict=True)
-    with pytest.raises(MissError, match=r"n is 16, tuned for \(128, 362\]"):
-        chosen(own, x, x, 16)
-
-
-def test_tf_078_a_thousand_lengths_take_one_config_a_range_and_no_benchmark(
-    chosen: Callable[..., int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(foreign)
-    rows = [make_row(n, block(b), bounds=bounds) for n, b, bounds in (
-        (8000, 128, (4000, 8500)), (8001, 128, (4000, 8500)), (9008, 256, (8500, 12000)), (9001, 256, (8500, 12000)),
-    )]  # fmt: skip
-    activate(make_pack(foreign, *rows), device=SM_90)
-    monkeypatch.setattr(foreign.declared, "_bench", None)  # calling it would be an error
-    x = torch.zeros(1)
-    used = {n: chosen(foreign, x, x, n) for n in range(8001, 9001)}
-    assert {b for n, b in used.items() if n <= 8500} == {128}
-    assert {b for n, b in used.items() if n > 8500} == {256}
-    assert (report().num_hits, report().num_misses) == (1000, 0)
 
 
 def test_strict_names_another_source_and_another_triton(chosen: Callable[..., int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -71,7 +72,7 @@ class Binding:
     options_only: bool = False
     _generation: int = -1
     _hash: str = ""
-    _traceable: bool = False
+    _traceable: bool | None = None
     _all_configs: list[Any] = field(default_factory=list)
     _positions: dict[Config, int] = field(default_factory=dict)
     _prune: Any = None
@@ -115,7 +116,7 @@ class Binding:
     def _obeys(self) -> bool:
         """Whether tracing goes our way: always, so that a pack activated later is seen, unless that costs restoring."""
         asked = self.owned or bool(self._positions) or not self.tunes_itself
-        return self._traceable and (asked or not self._loses_restore)
+        return self._tied_to_traces() and (asked or not self._loses_restore)
 
     def redeclare(self, name: str, value: Any) -> None:
         """The user assigns another list of configs, or another prune function, to the adopted kernel."""
@@ -280,11 +281,7 @@ class Binding:
         self._defaults = {k: v for k, v in self.signature.defaults.items() if k in {*self._dims, *self._tensors}}
         self._memo, self._lists = {}, {}
         self._inject([row.config for row in rows])
-        self._traceable = selectable(self.stock)
-        if self._traceable:
-            self._prune = self._make_prune(ACTIVE.generation)
-        elif rows:
-            ACTIVE.warn_once(f"{name}: inside torch.compile its packs are not used: {UNSELECTABLE}")
+        self._traceable = None
         self._generation = ACTIVE.generation
 
     def _source_hash(self) -> str:
@@ -316,6 +313,17 @@ class Binding:
         self._positions, self._all_configs = positions, listed
 
     # What a trace asks.
+
+    def _tied_to_traces(self) -> bool:
+        """Whether torch.compile can be told a config; a process without torch launches without being asked that."""
+        if self._traceable is None and "torch" in sys.modules:
+            self._traceable = selectable(self.stock)
+            if self._traceable:
+                self._prune = self._make_prune(self._generation)
+            elif self._positions:
+                name = self.signature.name
+                ACTIVE.warn_once(f"{name}: inside torch.compile its packs are not used: {UNSELECTABLE}")
+        return bool(self._traceable)
 
     def _make_prune(self, generation: int) -> Any:
         return make_prune(
