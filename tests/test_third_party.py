@@ -15,6 +15,7 @@ import torch
 from runtime_kernels import SM_90, Seen, make_pack
 
 from tunefarm.bench.launch import default_config
+from tunefarm.bench.tensors import make_inputs
 from tunefarm.bench.worker import BuildRequest, build
 from tunefarm.cli.opening import open_experiment
 from tunefarm.config import Config
@@ -86,7 +87,7 @@ def test_its_kernel_obeys_after_install(
     activate(pack_of(resolved, study, chosen), device=SM_90)
     launched: list[dict[str, Any]] = []
     monkeypatch.setattr(workload.kernel.fn, "run", lambda *_, **passed: launched.append(passed))
-    inputs = study_inputs(study)
+    inputs = make_inputs(workload, study.study.variables, "cpu")
     workload.call(**inputs)
     assert {**chosen.params, **chosen.options}.items() <= launched[0].items()
     assert [(hit.launches, hit.graphs) for hit in report().hits] == [(1, 0)]
@@ -97,9 +98,3 @@ def test_its_kernel_obeys_after_install(
     assert [{**chosen.params, **chosen.options}.items() <= graph[0].items() for graph in seen.graphs] == [True]
     assert [(hit.launches, hit.graphs) for hit in report().hits] == [(1, 1)]
     assert not report().misses
-
-
-def study_inputs(study: PlannedStudy) -> dict[str, torch.Tensor]:
-    variables = dict(study.study.variables)
-    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[str(variables.pop("dtype"))]
-    return {"x": torch.zeros(*(int(size) for size in variables.values()), dtype=dtype)}

@@ -56,8 +56,8 @@ def main() -> None:
 
 def python(work: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A Python of its own, in the work folder; what it says on stderr goes through."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, **variables}
+    inherited = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *inherited]), **variables}
     return subprocess.run(
         [sys.executable, *words], cwd=work, env=environment, stdout=subprocess.PIPE, text=True, check=False
     )
