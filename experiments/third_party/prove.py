@@ -93,7 +93,8 @@ def own_tests(name: str, work: Path, folder: Path) -> str:
     print(done.stdout)
     told = [json.loads(path.read_text()) for path in reports.glob("*.json")]
     hits, misses = (sum(entry["launches"] for one in told for entry in one[kind]) for kind in ("hits", "misses"))
-    return f"{done.stdout.strip().splitlines()[-1].strip('= ')}; {hits} launches with a row, {misses} without"
+    said = done.stdout.strip().splitlines() or [f"exit code {done.returncode}"]
+    return f"{said[-1].strip('= ')}; {hits} launches with a row, {misses} without"
 
 
 def run_operator(name: str, work: Path) -> dict[str, Any]:
