@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: sweep test lint compile-all setup clean
+.PHONY: sweep test lint compat compile-all setup clean
 
 sweep: $(READY)
 	$(BIN)/tunefarm sweep experiments/softmax.yaml
@@ -17,6 +17,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Lookups under each Triton from 3.6 to 3.9, fetched for that (some 900 MB); what cannot be fetched is left out.
+compat: $(READY)
+	$(BIN)/python tests/compat/versions.py
 
 # Every candidate of every experiment, for every arch it names, on all CPUs; ONLY="softmax rms_norm" for a few.
 compile-all: $(READY)

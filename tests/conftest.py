@@ -1,9 +1,10 @@
-"""What tests of whole sweeps share: a build store, and a fleet whose processes stay warm."""
+"""What tests share: for sweeps a build store and a fleet whose processes stay warm; what a kernel launches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from farm import Warm
@@ -31,3 +32,19 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     made = Warm(tmp_path_factory.mktemp("warm"))
     yield made
     made.close()
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """The BLOCK with which a kernel would be launched."""
+
+    def of(kernel: Any, *args: Any, **kwargs: Any) -> int:
+        def run(*_: Any, **passed: Any) -> None:
+            launched.append(passed["BLOCK"])
+
+        launched: list[int] = []
+        monkeypatch.setattr(kernel.fn, "run", run)
+        kernel[(1,)](*args, **kwargs)
+        return launched[-1]
+
+    return of

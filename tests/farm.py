@@ -119,8 +119,8 @@ def write_landscape(
             )
             problems.append(Recorded(problem=study.study.problem, entries=entries, reference_ms=0.05))
     made = Landscape(
-        kernel="fill_kernel", source_hash=source_hash(resolved.workload.kernel), device=device, toolchain=TOOLCHAIN,
-        date="2026-01-01", problems=tuple(problems),
+        kernel=resolved.workload.signature.kernel, source_hash=source_hash(resolved.workload.kernel), device=device,
+        toolchain=TOOLCHAIN, date="2026-01-01", problems=tuple(problems),
     )  # fmt: skip
     path = experiment.parent / name
     landscapes.save(made, path)

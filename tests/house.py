@@ -106,6 +106,7 @@ HOUSE = """
     runtime
     runtime.lookup
     runtime.active
+    runtime.choice
     runtime.ranks           torch
     runtime.kernels         torch triton
     runtime.tracing         torch
@@ -113,6 +114,7 @@ HOUSE = """
     runtime.quick           torch triton
     runtime.binding
     runtime.autotuner       triton
+    runtime.plain           torch triton
     runtime.environment
     runtime.registry        mlflow
     runtime.sources

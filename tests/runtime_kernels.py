@@ -14,7 +14,7 @@ from tunefarm.config import Config
 from tunefarm.device import nominal
 from tunefarm.frozen import FrozenMap
 from tunefarm.pack import Match, Pack, Provenance, Row, Table, seal
-from tunefarm.source import source_hash
+from tunefarm.source import python_function, source_hash
 
 SM_90 = nominal("sm_90")
 CONFIGS = [triton.Config({"BLOCK": 64}, num_warps=4), triton.Config({"BLOCK": 32}, num_warps=2)]
@@ -61,7 +61,7 @@ def make_pack(kernel: Any, *rows: Row, **changes: Any) -> Pack:
         source=changes.pop("source", "measured"), created="",
     )  # fmt: skip
     table = Table(
-        kernel=changes.pop("name", kernel.base_fn.__name__), source_hash=changes.pop("text", text),
+        kernel=changes.pop("name", python_function(kernel).__name__), source_hash=changes.pop("text", text),
         device=changes.pop("device", SM_90), provenance=provenance, rows=rows,
         key_parts=FrozenMap(triton=changes.pop("triton", triton.__version__)),
     )  # fmt: skip

@@ -211,7 +211,7 @@ def test_install_takes_kernels_and_modules_and_is_idempotent() -> None:
 
 
 def test_install_of_nothing_is_an_error() -> None:
-    for target in (plain, ModuleType("empty"), 3):
+    for target in (ModuleType("empty"), 3):
         with pytest.raises(UserError, match="holds no kernel"):
             install(target)
 

@@ -35,22 +35,6 @@ def fresh() -> Iterator[None]:
     deactivate()
 
 
-@pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """The BLOCK with which a kernel would be launched."""
-
-    def of(kernel: Any, *args: Any, **kwargs: Any) -> int:
-        def run(*_: Any, **passed: Any) -> None:
-            launched.append(passed["BLOCK"])
-
-        launched: list[int] = []
-        monkeypatch.setattr(kernel.fn, "run", run)
-        kernel[(1,)](*args, **kwargs)
-        return launched[-1]
-
-    return of
-
-
 def test_tf_063_the_key_does_not_depend_on_how_arguments_are_passed(chosen: Callable[..., int]) -> None:
     activate(make_pack(own, make_row(256, block(128), facts={"extra": "none"})), device=SM_90)
     x, y = torch.zeros(256), torch.zeros(256)

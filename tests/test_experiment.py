@@ -348,12 +348,11 @@ def test_a_name_means_one_thing(write):
     refused(write, HEAD + "space: {BLOCK: [64]}\nvars: {BLOCK: 1}\n", "vars", "also a name in space")
 
 
-def test_option_unknown_to_the_installed_triton(write):
-    """TF-022: the option and the Triton version are named; it is not sent to the kernel as a constexpr."""
-    error = refused(
-        write, HEAD + "space:\n  num_warps: [4]\n  num_consumer_groups: [0, 2]\n", "space.num_consumer_groups",
-        "'num_consumer_groups'.*Triton 3.7.1",
-    )  # fmt: skip
+@pytest.mark.parametrize("option", ["num_consumer_groups", "matrix_instr_nonkdim"])
+def test_option_unknown_to_the_installed_triton(write, option):
+    """TF-022, TF-023: option and Triton version are named; it is not sent to the kernel as a constexpr."""
+    text = HEAD + f"space:\n  num_warps: [4]\n  {option}: [16, 32]\n"
+    error = refused(write, text, f"space.{option}", f"'{option}'.*Triton 3.7.1")
     assert error.file.endswith("e.yaml:7")
 
 

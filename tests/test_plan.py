@@ -267,3 +267,12 @@ def test_tf_081_a_dtype_that_an_arch_lacks_is_skipped_once_with_the_reason(tmp_p
         ("sm_80", "fp8e4nv"): "sm_80 cannot do fp8e4nv, which needs sm_89"
     }
     assert [bool(s.candidates) for s in planned] == [not s.skipped for s in planned]
+
+
+def test_tf_078_a_key_argument_that_the_kernel_makes_no_use_of_is_named(tmp_path: Path) -> None:
+    kernel = KERNEL.replace("def fill_kernel(y_ptr, n,", "def fill_kernel(y_ptr, n, length,").replace(
+        "(y_ptr=y, n=n)", "(y_ptr=y, n=n, length=n)").replace("](y, n)", "](y, n, 8001)").replace(
+        'key=("n",)', 'key=("n", "length")')  # fmt: skip
+    (study,) = plan_for(tmp_path, kernel=kernel)
+    assert dict(study.study.problem.dims) == {"n": 1000, "length": 8001}
+    assert study.idle == ("length",)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import triton
-from runtime_kernels import LADDER, SM_90, Seen, block, foreign, make_pack, make_row, own, pruned, restoring
+from runtime_kernels import CONFIGS, LADDER, SM_90, Seen, block, foreign, make_pack, make_row, own, pruned, restoring
 
 from tunefarm.runtime.activation import activate, deactivate, install
 from tunefarm.runtime.reporting import report
@@ -129,7 +129,9 @@ def test_strict_names_the_difference_while_compiling(seen: Seen) -> None:
         compiled(own, seen)(torch.zeros(256, dtype=torch.bfloat16))
 
 
-def test_options_that_torch_would_take_for_arguments_stay_eager(seen: Seen, caplog: pytest.LogCaptureFixture) -> None:
+def test_tf_023_options_that_torch_would_take_for_arguments_stay_eager(
+    seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
     activate(make_pack(own, make_row(256, block(128, enable_fp_fusion=False))), device=SM_90)
     compiled(own, seen)(torch.zeros(256))
     assert seen.blocks == [[64]]
@@ -192,3 +194,42 @@ def test_one_of_many_ranks_benchmarks_nothing_that_a_pack_is_about(seen: Seen, m
     assert (len(tuned), launched) == (1, [64])
     compiled(foreign, seen)(torch.zeros(64))
     assert seen.blocks == [[64]]
+
+
+def test_tf_079_hooks_run_in_eager_launches_and_are_never_left_out_in_silence(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch compiles no launch with a hook: it says so, or leaves the call to eager code, hook and all."""
+    hooked_with: list[int] = []
+    launched: list[int] = []
+    config = triton.Config({"BLOCK": 64}, pre_hook=lambda named: hooked_with.append(named["BLOCK"]))
+    hooked = triton.autotune([config], key=["n"])(foreign.fn)
+    install(hooked)
+    activate(make_pack(hooked, *LADDER), device=SM_90)
+    monkeypatch.setattr(hooked.fn, "run", lambda *_, BLOCK, **__: launched.append(BLOCK))
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x)
+        hooked[(1,)](x, y, x.shape[0])
+        return y
+
+    with pytest.raises(Exception, match="pre_hook"):
+        torch.compile(double, backend=seen, fullgraph=True, dynamic=False)(torch.zeros(256))
+    assert not launched
+    torch._dynamo.reset()
+    torch.compile(double, backend=seen, dynamic=False)(torch.zeros(256))
+    assert (launched, hooked_with, seen.blocks) == ([128], [128], [])
+
+
+def test_tf_079_hooks_of_an_autotuner_are_for_its_own_tuning(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton calls them around measurements alone, so a launch with a row needs none; torch refuses them."""
+    called: list[str] = []
+    launched: list[int] = []
+    hooked = triton.autotune(CONFIGS, key=["n"], pre_hook=lambda *_, **__: called.append("hook"))(foreign.fn)
+    install(hooked)
+    activate(make_pack(hooked, *LADDER), device=SM_90)
+    monkeypatch.setattr(hooked.fn, "run", lambda *_, BLOCK, **__: launched.append(BLOCK))
+    hooked[(1,)](torch.zeros(256), torch.zeros(256), 256)
+    assert (launched, called) == ([128], [])
+    with pytest.raises(Exception, match="pre_hook"):
+        compiled(hooked, seen)(torch.zeros(256))

@@ -181,3 +181,45 @@ def test_a_report_that_cannot_be_written_harms_nobody(job: Path) -> None:
     done = run(job, "-c", code, TUNEFARM_REPORT="/proc/nowhere")
     assert done.returncode == 0
     assert "no report of packs is left in /proc/nowhere" in done.stderr
+
+
+COMPILED = """\
+import sys
+sys.path.insert(0, {tests!r})
+import torch, torch.utils._triton, triton
+from dataclasses import replace
+from kernels import tuned
+from runtime_kernels import SM_90, Seen
+from triton.runtime.autotuner import Autotuner
+from tunefarm.runtime.active import ACTIVE
+
+ACTIVE.activations[:] = [replace(activation, device=SM_90) for activation in ACTIVE.activations]
+
+class Derived(Autotuner):
+    def __init__(self, fn, configs):
+        super().__init__(fn, fn.arg_names, configs, ["n"], None, None)
+        self.late = True
+
+jitted = triton.jit(tuned.fn.fn)
+derived = Derived(jitted, list(tuned.declared.configs))
+print(type(derived).__name__, derived.declared.late)
+
+def launch(x):
+    tuned[(1,)](x, x.shape[0])
+    derived[(1,)](x, x.shape[0])
+    return x + 1
+
+seen = Seen()
+torch.utils._triton.has_triton = lambda *_: True
+compiled = torch.compile(launch, backend=seen, fullgraph=True)
+compiled(torch.zeros(256))
+print(seen.blocks)
+"""
+
+
+def test_compiled_and_derived_autotuners_obey(job: Path) -> None:
+    """torch.compile makes autotuners itself, one within another: those are none of ours."""
+    (job / "compiled.py").write_text(COMPILED.format(tests=str(ROOT / "tests")))
+    done = run(job, "-m", "tunefarm.runtime", "compiled.py", TUNEFARM_PACK="pack.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["PackedDerived True", "[[64], [64]]"]

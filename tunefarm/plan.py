@@ -14,7 +14,7 @@ from tunefarm.device import Device, nominal
 from tunefarm.errors import LandscapeError, SpecError
 from tunefarm.frozen import FrozenMap
 from tunefarm.problem import Problem
-from tunefarm.source import source_hash
+from tunefarm.source import source_hash, unread
 from tunefarm.spec.experiment import Experiment, Resolved
 from tunefarm.spec.sections import DeviceSpec, ProblemSpec
 from tunefarm.spec.workload import Workload, WorkloadRef
@@ -69,6 +69,7 @@ class PlannedStudy:
         num_points: points of the space.
         removed: how many of them each rule or constraint removed.
         unused: values of the space that no candidate uses.
+        idle: key arguments that the kernel's body does not mention: problems that differ in them alone are alike.
         skipped: why there is nothing to tune, or empty.
         num_bytes: compulsory traffic of a call, 0 where unknown.
         flops: arithmetic of a call, 0 where unknown.
@@ -83,6 +84,7 @@ class PlannedStudy:
     num_points: int = 0
     removed: FrozenMap[int] = field(default_factory=FrozenMap)
     unused: tuple[tuple[str, Value], ...] = ()
+    idle: tuple[str, ...] = ()
     skipped: str = ""
     num_bytes: float = 0.0
     flops: float = 0.0
@@ -266,6 +268,7 @@ def _plan_study(resolved: Resolved, target: Target, spec: ProblemSpec) -> Planne
         num_points=points.total,
         removed=FrozenMap(removed),
         unused=resolved.space.unused(candidates),
+        idle=tuple(name for name in problem.dims if name in unread(workload.kernel)),
         num_bytes=_estimate(workload, "num_bytes", variables),
         flops=_estimate(workload, "flops", variables),
     )  # fmt: skip

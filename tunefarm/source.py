@@ -51,6 +51,18 @@ def source_hash(kernel: Any) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
+def unread(kernel: Any) -> frozenset[str]:
+    """The parameters that a kernel's body does not mention.
+
+    Raises:
+        SpecError: the source cannot be read.
+    """
+    function = python_function(kernel)
+    body = _parse(function).body
+    named = {node.id for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    return frozenset(inspect.signature(function).parameters.keys() - named)
+
+
 def _collect(function: Callable[..., Any], lines: list[str], seen: set[int]) -> None:
     if id(function) in seen:
         return

@@ -80,6 +80,7 @@ def _describe(study: PlannedStudy, threshold: float) -> dict[str, Any]:
         "added_default": int(default_extra),
         "candidates": len(study.candidates),
         "unused": [f"{name}={value}" for name, value in study.unused],
+        "idle": list(study.idle),
         "default": None if study.default is None else str(study.default),
         "buckets": buckets,
     }
@@ -99,3 +100,5 @@ def _print(study: dict[str, Any]) -> None:
     typer.echo(f"  default     {study['default'] or 'unknown or illegal here'}")
     if study["unused"]:
         typer.echo(f"  warning     no candidate uses {', '.join(study['unused'])}")
+    if study["idle"]:
+        typer.echo(f"  warning     the kernel makes no use of {', '.join(study['idle'])}, which its key names")

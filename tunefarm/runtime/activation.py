@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Collection
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tunefarm.device import Device
@@ -18,6 +19,7 @@ from tunefarm.runtime.active import ACTIVE
 from tunefarm.runtime.autotuner import adopt, autotuners
 from tunefarm.runtime.environment import Wishes, wishes
 from tunefarm.runtime.lookup import POLICIES, Activation
+from tunefarm.runtime.plain import adopt_plain, plain_kernels
 from tunefarm.runtime.ranks import settle
 from tunefarm.runtime.reporting import write_at_exit
 from tunefarm.runtime.sources import find_packs
@@ -162,18 +164,21 @@ def deactivate() -> None:
     generated.follow()
 
 
-def install(target: Any) -> list[str]:
-    """Makes autotuned kernels of others obey the active packs, present and to come. Doing it again does nothing.
+def install(target: Any, *, plain: bool = False) -> list[str]:
+    """Makes kernels of others obey the active packs, present and to come. Doing it again does nothing.
+
+    A kernel without `@triton.autotune`, whose host code picks block sizes and warps, gets launch options only, in eager
+    launches only; a row answers where the host passes the constexprs that it was tuned with.
 
     Args:
-        target: a kernel with `@triton.autotune` on it, or a module or its dotted name: all such kernels that stand in
-            it.
+        target: a kernel, or a module or its dotted name: all kernels with `@triton.autotune` on them that stand in it.
+        plain: also the kernels without it that the module defines.
 
     Returns:
         Names of the kernels that obey now, those adopted before included.
 
     Raises:
-        UserError: nothing in `target` is an autotuned kernel.
+        UserError: nothing in `target` is such a kernel.
     """
     if isinstance(target, str):
         try:
@@ -182,12 +187,19 @@ def install(target: Any) -> list[str]:
             raise UserError(
                 f"cannot import {target}: {e}", hint="give a module, its dotted name, or a kernel"
             ) from None
-    found = {id(tuner): tuner for tuner in autotuners(target)}
-    if not found:
+    tuned = {id(tuner): tuner for tuner in autotuners(target)}
+    asked = plain or not isinstance(target, ModuleType)
+    bare = {id(kernel): kernel for kernel in plain_kernels(target)} if asked else {}
+    if not tuned and not bare:
+        name = getattr(target, "__name__", target)
+        if asked:
+            raise UserError(f"{name!r} holds no kernel of Triton's", hint="give one, or the module that defines it")
         raise UserError(
-            f"{getattr(target, '__name__', target)!r} holds no kernel with @triton.autotune",
-            hint="a kernel without it is marked with @tunefarm.autotune",
+            f"{name!r} holds no kernel with @triton.autotune", hint="plain=True installs kernels without it, too"
         )
-    for tuner in found.values():
+    for tuner in tuned.values():
         adopt(tuner, owned=False)
-    return sorted(tuner.base_fn.__name__ for tuner in found.values())
+    for kernel in bare.values():
+        adopt_plain(kernel)
+    names = [tuner.base_fn.__name__ for tuner in tuned.values()] + [kernel.fn.__name__ for kernel in bare.values()]
+    return sorted(names)

@@ -15,7 +15,8 @@ from typing import Any
 from tunefarm.config import Config
 from tunefarm.errors import UserError
 from tunefarm.runtime.active import ACTIVE
-from tunefarm.runtime.binding import Binding, Choice
+from tunefarm.runtime.binding import Binding
+from tunefarm.runtime.choice import Choice
 from tunefarm.runtime.kernels import current, triton_config
 from tunefarm.runtime.quick import UNKNOWN
 
@@ -73,7 +74,8 @@ def adopt(tuner: Any, *, owned: bool) -> bool:
     Returns:
         False if it was adopted before.
     """
-    if BINDING in tuner.__dict__:
+    if (binding := tuner.__dict__.get(BINDING)) is not None:
+        binding.owned = binding.owned or owned
         return False
     tuner.__dict__[BINDING] = Binding.of(tuner, owned=owned)
     # torch.compile refuses autotuners with settings of the deprecated interface; they matter to benchmarks alone, and

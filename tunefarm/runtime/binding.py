@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tunefarm.config import LAUNCH_OPTIONS, Config
@@ -13,6 +14,7 @@ from tunefarm.frozen import FrozenMap
 from tunefarm.pack import Row
 from tunefarm.problem import Problem
 from tunefarm.runtime.active import ACTIVE, Tally, log
+from tunefarm.runtime.choice import Choice
 from tunefarm.runtime.kernels import (
     Signature,
     is_aligned,
@@ -26,33 +28,12 @@ from tunefarm.runtime.kernels import (
     triton_config,
     triton_version,
 )
-from tunefarm.runtime.lookup import Offer, Shortlist, explain, find, readable, shortlist
+from tunefarm.runtime.lookup import Shortlist, explain, find, readable, shortlist
 from tunefarm.runtime.quick import Quick, know_nothing, make_quick
 from tunefarm.runtime.tracing import UNSELECTABLE, TracedRow, make_fall_back, make_prune, selectable
 from tunefarm.source import source_hash
 
 MAX_MEMO = 1 << 16
-
-
-@dataclass(slots=True, eq=False)
-class Choice:
-    """What to do for one kind of call.
-
-    Attributes:
-        config: the `triton.Config` to launch, or None to fall back.
-        offer: the row it comes from, if one does.
-        tally: counts its uses.
-        index: the GPU that holds the call's tensors; None where there is none, or no row looks at tensors.
-        known: a pack has rows of the kernel for this device, though none for the call.
-        proven: it has been launched.
-    """
-
-    config: Any
-    offer: Offer | None
-    tally: Tally
-    index: int | None = None
-    known: bool = False
-    proven: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -64,6 +45,7 @@ class Binding:
         stock: the autotuner as it was, untouched: it answers what no row does, and tells the tuner what was declared.
         owned: marked with `tunefarm.autotune`.
         signature: what the kernel takes.
+        options_only: the host decides everything but launch options: a row is for calls that pass its params.
         quick: remembers what was launched; None where something else has a part in every launch.
         forms: functions (grid, *arguments) that launch calls of kinds that were decided before.
     """
@@ -72,11 +54,12 @@ class Binding:
     stock: Any
     owned: bool
     signature: Signature
+    options_only: bool = False
     quick: Quick | None = None
     forms: tuple[Any, ...] = (know_nothing,)
     _generation: int = -1
     _hash: str = ""
-    _traceable: bool = False
+    _traceable: bool | None = None
     _all_configs: list[Any] = field(default_factory=list)
     _positions: dict[Config, int] = field(default_factory=dict)
     _prune: Any = None
@@ -120,7 +103,7 @@ class Binding:
     def _obeys(self) -> bool:
         """Whether tracing goes our way: always, so that a pack activated later is seen, unless that costs restoring."""
         asked = self.owned or bool(self._positions) or not self.tunes_itself
-        return self._traceable and (asked or not self._loses_restore)
+        return self._tied_to_traces() and (asked or not self._loses_restore)
 
     def redeclare(self, name: str, value: Any) -> None:
         """The user assigns another list of configs, or another prune function, to the adopted kernel."""
@@ -256,14 +239,30 @@ class Binding:
                 return Shortlist(refused=("the call holds no tensor on a GPU",) if ACTIVE.activations else ())
             name = self.signature.name
             found = shortlist(ACTIVE.activations, name, self._hash, device, triton_version())
-            usable = tuple(offer for offer in found.offers if offer.row.config in self._positions)
+            usable = tuple(
+                replace(offer, row=self._asked(offer.row))
+                for offer in found.offers
+                if offer.row.config in self._positions
+            )
             for message in (*found.notes, *found.refused):
                 ACTIVE.warn_once(message)
             ACTIVE.refused[name] = found.refused
             self._lists[index] = Shortlist(offers=usable, refused=found.refused, notes=found.notes)
         return self._lists[index]
 
+    def _asked(self, row: Row) -> Row:
+        """A row as calls are compared with it."""
+        if not self.options_only:
+            return row
+        return replace(row, match=replace(row.match, dims=FrozenMap({**row.match.dims, **row.config.params})))
+
     # Tying to the packs.
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether an active pack has a row for this source of the kernel, on whatever device."""
+        self._refresh()
+        return bool(self._positions)
 
     def _refresh(self) -> None:
         if self._generation == ACTIVE.generation:
@@ -280,18 +279,14 @@ class Binding:
         rows = [row for table in tables if table.source_hash == self._hash for row in readable(table)[0]]
         # Rows of other sources are of no use, but what they ask about is needed to say what a call missed.
         asking = rows or [row for table in tables for row in readable(table)[0]]
-        self._dims = tuple(dict.fromkeys(dim for row in asking for dim in row.match.dims))
+        self._dims = tuple(dict.fromkeys(dim for row in asking for dim in self._asked(row).match.dims))
         absent = [arg for row in asking for arg, fact in row.match.facts.items() if fact == "none"]
         self._tensors = tuple(dict.fromkeys([*(arg for row in asking for arg in row.match.dtypes), *absent]))
         self._defaults = {k: v for k, v in self.signature.defaults.items() if k in {*self._dims, *self._tensors}}
         self._memo, self._lists = {}, {}
         self._inject([row.config for row in rows])
-        self._traceable = selectable(self.stock)
+        self._traceable = None
         self.quick = make_quick(self.tuner, self.signature, self._dims, generation)
-        if self._traceable:
-            self._prune = self._make_prune(generation)
-        elif rows:
-            ACTIVE.warn_once(f"{name}: inside torch.compile its packs are not used: {UNSELECTABLE}")
         self._generation = generation
 
     def _source_hash(self) -> str:
@@ -323,6 +318,17 @@ class Binding:
         self._positions, self._all_configs = positions, listed
 
     # What a trace asks.
+
+    def _tied_to_traces(self) -> bool:
+        """Whether torch.compile can be told a config; a process without torch launches without being asked that."""
+        if self._traceable is None and "torch" in sys.modules:
+            self._traceable = selectable(self.stock)
+            if self._traceable:
+                self._prune = self._make_prune(self._generation)
+            elif self._positions:
+                name = self.signature.name
+                ACTIVE.warn_once(f"{name}: inside torch.compile its packs are not used: {UNSELECTABLE}")
+        return bool(self._traceable)
 
     def _make_prune(self, generation: int) -> Any:
         return make_prune(

@@ -2,57 +2,67 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 from tunefarm.runtime.active import ACTIVE
 
 AUTOTUNER = "triton.runtime.autotuner"
-_SHOWN_IN = (AUTOTUNER, "triton.runtime", "triton")
-"""Modules under which `autotune` goes."""
 
 
 def adopt_as_made() -> None:
-    """Adopts each kernel that `@triton.autotune` makes from now on and that an active pack has a table of.
+    """Adopts each autotuner made from now on, of Triton's class or one derived from it, for a kernel of which
+    an active pack has a table.
 
-    Triton is not loaded for this: what is to be done is done once the job loads it. Autotuners that others derive from
-    Triton's class, and make without its decorator, are left as they are: `install` adopts those.
+    Triton is not loaded for this: what is to be done is done once the job loads it.
     """
     if (module := sys.modules.get(AUTOTUNER)) is not None:
-        _wrap(module)
+        _watch(module)
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
-def _wrap(module: ModuleType) -> None:
-    stock: Any = vars(module)["autotune"]
-    if hasattr(stock, "__wrapped__"):
+def _watch(module: ModuleType) -> None:
+    base: Any = vars(module)["Autotuner"]
+    if not hasattr(base.__init__, "__wrapped__"):
+        _watch_class(base)
+        base.__init_subclass__ = classmethod(_watch_class)
+
+
+def _watch_class(cls: Any) -> None:
+    stock = vars(cls).get("__init__")
+    if stock is None:
         return
 
-    def autotune(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-        decorate = stock(*args, **kwargs)
+    # torch.compile asks for the signature of Triton's own.
+    @functools.wraps(stock)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        if type(self).__init__ is init:
+            _adopt(self)
 
-        def adopted(kernel: Any) -> Any:
-            from tunefarm.runtime.autotuner import adopt, autotuners
+    cls.__init__ = init
 
-            made = decorate(kernel)
-            for tuner in autotuners(made):
-                if tuner.base_fn.__name__ in {t.kernel for a in ACTIVE.activations for t in a.pack.tables}:
-                    adopt(tuner, owned=False)
-            return made
 
-        return adopted
+def _adopt(tuner: Any) -> None:
+    from tunefarm.runtime.autotuner import adopt
 
-    autotune.__wrapped__ = stock  # type: ignore[attr-defined]
-    autotune.__doc__ = stock.__doc__
-    for name in _SHOWN_IN:
-        shown = sys.modules.get(name)
-        if shown is not None and getattr(shown, "autotune", None) is stock:
-            shown.autotune = autotune  # type: ignore[attr-defined]
+    # torch.compile makes autotuners of its own around a kernel it traces, of the one config that our own left it.
+    seen = {id(_jitted(other)) for other in ACTIVE.kernels}
+    named = {table.kernel for activation in ACTIVE.activations for table in activation.pack.tables}
+    if tuner.base_fn.__name__ in named and id(_jitted(tuner)) not in seen:
+        adopt(tuner, owned=False)
+
+
+def _jitted(layer: Any) -> Any:
+    while hasattr(layer.fn, "fn"):
+        layer = layer.fn
+    return layer
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -69,9 +79,9 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         load = spec.loader.exec_module
 
-        def load_and_wrap(module: ModuleType) -> None:
+        def load_and_watch(module: ModuleType) -> None:
             load(module)
-            _wrap(module)
+            _watch(module)
 
-        spec.loader.exec_module = load_and_wrap  # type: ignore[method-assign]
+        spec.loader.exec_module = load_and_watch  # type: ignore[method-assign]
         return spec
