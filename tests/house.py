@@ -125,6 +125,8 @@ HOUSE = """
 
     plan                    torch
     missed
+    repro_script
+    repro
     dispatch
     turns
     builds
@@ -157,6 +159,7 @@ HOUSE = """
     cli.pack                typer* rich
     cli.plan                typer*
     cli.misses              typer*
+    cli.repro               typer*
     cli.record              typer*
     cli.exporting
     cli.closing             typer*
