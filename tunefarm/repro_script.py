@@ -104,10 +104,13 @@ def put_config(kernel, launch):
     """The production call launches with this config, as it does in the sweep."""
     *_, inner = chain = layers(kernel)
     entry = next((layer for layer in chain if hasattr(layer, "configs")), chain[0])
+    hook = next((c.pre_hook for c in getattr(entry, "configs", ()) if c.pre_hook), None)
     saved = {}
 
     def enter(*args, grid, warmup=False, **kwargs):
         named = {**inner.signature.bind_partial(*args).arguments, **kwargs, **PARAMS, **OPTIONS}
+        if hook is not None:
+            hook(dict(named))
         for name in ZERO:
             named[name].zero_()
         for name in RESTORE:

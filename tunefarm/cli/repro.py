@@ -48,10 +48,8 @@ def repro(
     number = choose_trial(mine, told[key], trial, str(ledger))
     config = trials(mine)[number].key
     outcome = told[key].outcomes.get(config, "not built: the sweep did not come to it")
-    identity: dict[str, str] = next(
-        (e["data"].get("identity", {}) for e in reversed(events) if e["event"] == "epoch"), {}
-    )
-    edited = "" if identity.get("digest") == resolved.experiment.digest else " (edited since the sweep)"
+    epochs = [event["data"]["identity"] for event in events if event["event"] == "epoch"]
+    edited = "" if epochs[-1].get("digest") == resolved.experiment.digest else " (edited since the sweep)"
     header = (
         f"Trial {number} of {told[key].label}: {config}",
         f"sweep      {ledger}",
