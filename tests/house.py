@@ -143,6 +143,8 @@ HOUSE = """
 
     plan                    torch
     missed
+    repro_script
+    repro
     dispatch
     turns
     builds
@@ -180,6 +182,7 @@ HOUSE = """
     cli.pack                typer* rich
     cli.plan                typer*
     cli.misses              typer*
+    cli.repro               typer*
     cli.record              typer*
     cli.exporting
     cli.closing             typer*

@@ -224,7 +224,7 @@ def test_plan_counts_what_each_rule_removed(tmp_path: Path, store: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "verb", [[], *([v] for v in ("sweep", "plan", "misses", "record", "doctor", "pack")), ["pack", "show"]]
+    "verb", [[], *([v] for v in ("sweep", "plan", "misses", "record", "repro", "doctor", "pack")), ["pack", "show"]]
 )
 def test_help(tmp_path: Path, store: Path, verb: list[str]) -> None:
     done = tunefarm(*verb, "--help", folder=tmp_path, store=store)
@@ -243,7 +243,9 @@ def test_version(tmp_path: Path, store: Path) -> None:
     assert done.stdout.startswith("tunefarm 0.")
 
 
-@pytest.mark.parametrize("arguments", [["sweep"], ["sweep", "x.yaml", "--no-such"], ["frobnicate"], ["plan", "a", "b"]])
+@pytest.mark.parametrize(
+    "arguments", [["sweep"], ["sweep", "x.yaml", "--no-such"], ["frobnicate"], ["record", "a", "b"]]
+)
 def test_usage_errors(tmp_path: Path, store: Path, arguments: list[str]) -> None:
     done = tunefarm(*arguments, folder=tmp_path, store=store)
     assert done.returncode == 2

@@ -12,6 +12,7 @@ from tunefarm.cli.misses import misses
 from tunefarm.cli.pack import app as pack
 from tunefarm.cli.plan import plan
 from tunefarm.cli.record import record
+from tunefarm.cli.repro import repro
 from tunefarm.cli.sweep import sweep
 
 EXIT_CODES = """Exit codes: 0 done; 1 partial (a study that was measured has no winner, a default config no noise
@@ -29,6 +30,7 @@ app.command()(plan)
 app.command()(misses)
 app.command()(record)
 app.command()(harvest)
+app.command()(repro)
 app.command()(aa)
 app.command()(doctor)
 app.add_typer(pack, name="pack")
