@@ -27,7 +27,7 @@ def harvest(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run torch.compile on what FUNCTION() returns, (callable, inputs), and write each kernel that Inductor generates,
-    forward and backward, as a module and an experiment. No GPU is needed, and nothing is launched.
+    and each matrix product, forward and backward, as a module and an experiment. No GPU is needed, nothing is launched.
 
     Example: tunefarm harvest train.py:block --out harvested/block --device sm_90
     """
@@ -45,22 +45,32 @@ def harvest(
         from tunefarm.runtime.activation import activate
 
         activate(pack, device=where, layers=LAYERS_BEFORE)
+    from tunefarm.inductor.gemms import write_gemms
     from tunefarm.inductor.harvest import harvest as gather
 
-    gathered = gather(function, ".", where)
-    written = [_write(kernel, out, where, export or f"packs/{out.resolve().name}.json") for kernel in gathered.kernels]
+    gathered = gather(function, ".", where, products=pack is None)
+    export = export or f"packs/{out.resolve().name}.json"
+    written = [_write(kernel, out, where, export) for kernel in gathered.kernels]
+    products = write_gemms(gathered.products, out, archs=[where.arch], export=export)
+    left = [*gathered.left, *((reason, counted(number, "call")) for reason, number in products.left_out.items())]
     if as_json:
-        left = [{"kernel": name, "reason": reason} for name, reason in gathered.left]
-        typer.echo(json.dumps({"kernels": written, "left": left, "graph_breaks": list(gathered.breaks)}))
+        told = [{"kernel": name, "reason": reason} for name, reason in left]
+        paths = [str(path) for path in products.experiments]
+        typer.echo(
+            json.dumps({"kernels": written, "products": paths, "left": told, "graph_breaks": list(gathered.breaks)})
+        )
         return
     for kernel in written:
         configs = counted(len(kernel["configs"]), "config")
         typer.echo(f"{kernel['experiment']}: {kernel['heuristic']} {kernel['numels']}, {configs} of Inductor's")
-    for name, reason in gathered.left:
+    for path in products.experiments:
+        typer.echo(f"{path}: matrix products, against the library's call")
+    for name, reason in left:
         typer.echo(f"not tuned: {name}: {reason}")
     for reason in gathered.breaks:
         typer.echo(f"note: the graph breaks: {reason.splitlines()[0]}")
-    typer.echo(f"{counted(len(written), 'experiment')} in {out}, {counted(len(gathered.left), 'kernel')} left")
+    number = len(written) + len(products.experiments)
+    typer.echo(f"{counted(number, 'experiment')} in {out}, {counted(len(left), 'kernel')} left")
 
 
 def _write(kernel: Generated, out: Path, where: Device, export: str) -> dict[str, Any]:

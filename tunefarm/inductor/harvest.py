@@ -13,12 +13,16 @@ import io
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 from tunefarm.device import Device
 from tunefarm.errors import SpecError, TunefarmError
+from tunefarm.gemm import Gemm
+from tunefarm.inductor.gemms import recording_gemms
 from tunefarm.inductor.kernel import Generated, Untunable, read_generated
 from tunefarm.inductor.standin import standing_in
 from tunefarm.spec.importing import import_object
@@ -34,14 +38,16 @@ class Harvest:
         kernels: that can be tuned, each once.
         left: name of each that cannot, and why.
         breaks: why the function is more than one graph.
+        products: matrix products asked for, and how often; none where an active pack answers them.
     """
 
     kernels: tuple[Generated, ...]
     left: tuple[tuple[str, str], ...]
     breaks: tuple[str, ...]
+    products: Mapping[Gemm, int]
 
 
-def harvest(reference: str, folder: str, device: Device) -> Harvest:
+def harvest(reference: str, folder: str, device: Device, *, products: bool = True) -> Harvest:
     """Runs torch.compile on what a function of no arguments returns: a callable, and a tuple of inputs.
 
     Both are made where the GPU is the default device. If an output requires a gradient, the backward is harvested, too.
@@ -50,6 +56,8 @@ def harvest(reference: str, folder: str, device: Device) -> Harvest:
         reference: `file.py:object` or `package.module:object`.
         folder: where the file's path starts.
         device: to generate for.
+        products: listen to which matrix products are asked for, all of which are then the library's; else they are as
+            active packs have them.
 
     Raises:
         SpecError: the object cannot be imported, is not as described, raises, or makes Inductor generate nothing.
@@ -58,10 +66,11 @@ def harvest(reference: str, folder: str, device: Device) -> Harvest:
     make = import_object(reference, folder)
     if not callable(make):
         raise SpecError(f"{reference} is a {type(make).__name__}, not a function", hint=HINT)
-    with standing_in(device):
+    listening: AbstractContextManager[Mapping[Gemm, int]] = recording_gemms() if products else nullcontext({})
+    with standing_in(device), listening as asked:
         sources, breaks = _generate(make, reference)
         found = [_read(name, source) for name, source in sources]
-    if not found:
+    if not found and not asked:
         raise SpecError(
             f"torch.compile generates no Triton kernel for {reference}",
             hint="its tensors must lie on the GPU, and something must be left for Inductor to fuse",
@@ -73,7 +82,7 @@ def harvest(reference: str, folder: str, device: Device) -> Harvest:
             left[kernel] = None
         elif (other := kernels.setdefault(kernel.key, kernel)).buffers != kernel.buffers:
             left[kernel.name, f"Inductor cannot tell it from {other.module}, of other element types or strides"] = None
-    return Harvest(kernels=tuple(kernels.values()), left=tuple(left), breaks=breaks)
+    return Harvest(kernels=tuple(kernels.values()), left=tuple(left), breaks=breaks, products=dict(asked))
 
 
 def _generate(make: Callable[[], Any], reference: str) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
@@ -86,7 +95,10 @@ def _generate(make: Callable[[], Any], reference: str) -> tuple[list[tuple[str, 
     torch._dynamo.reset()
     counters.clear()
     with _explained(reference), FakeTensorMode(allow_non_fake_inputs=True):
-        with torch.device("cuda"):
+        # A module's parameters are swapped when it is moved or cast. That fails where something refers to them weakly,
+        # as the book of tensors without memory does, in which they merely are looked up.
+        nobody = SimpleNamespace(getweakrefs=lambda _: [])
+        with torch.device("cuda"), mock.patch("torch.utils.weakref", nobody):
             made = make()
         if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
             raise SpecError(f"{reference} returned {type(made).__name__}, not (callable, inputs)", hint=HINT)
