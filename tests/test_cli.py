@@ -243,7 +243,7 @@ def test_version(tmp_path: Path, store: Path) -> None:
     assert done.stdout.startswith("tunefarm 0.")
 
 
-@pytest.mark.parametrize("arguments", [["sweep"], ["sweep", "x.yaml", "--no-such"], ["frobnicate"], ["record", "a", "b"]])
+@pytest.mark.parametrize("arguments", [["sweep"], ["sweep", "x.yaml", "--no-such"], ["frobnicate"], ["aa", "a", "b"]])
 def test_usage_errors(tmp_path: Path, store: Path, arguments: list[str]) -> None:
     done = tunefarm(*arguments, folder=tmp_path, store=store)
     assert done.returncode == 2
