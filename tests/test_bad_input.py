@@ -70,7 +70,7 @@ def with_pack(text: str) -> Callable[[Path], object]:
 
 FILES = [
     Mistake(name="missing file", says=r"nowhere.yaml: no such file", arguments=("sweep", "nowhere.yaml", *REPLAY)),
-    Mistake(name="directory", says=r"elsewhere: cannot be read: IsADirectoryError",
+    Mistake(name="directory", says=r"elsewhere: holds no experiment",
             arrange=lambda folder: (folder / "elsewhere").mkdir(), arguments=("sweep", "elsewhere", *REPLAY)),
     Mistake(name="not UTF-8", text=b"name: caf\xe9\n",
             says=r"experiment.yaml: is not UTF-8 text \(byte 9\) \(save it as"),

@@ -76,8 +76,9 @@ def refresh() -> None:
 
     if not hasattr(config, "_cache_config_factory_keys") and _choosers:
         # An older Inductor asks no handler for a part of its key. This setting is one, and nobody reads it by our name.
-        entry = {"tunefarm": [{"digest": _choosers[-1].identity()}]}
-        getattr(config, "_config")["lookup_table.table"].default = entry  # noqa: B009
+        setting = getattr(config, "_config")["lookup_table.table"]  # noqa: B009
+        _drop_copy(setting, config)
+        setting.default = {"tunefarm": [{"digest": _choosers[-1].identity()}]}
     _forget(config)
 
 
@@ -146,12 +147,22 @@ def _put() -> Iterator[Callable[[], None]]:
 
 
 def _reset(entry: Any, default: Any, config: Any) -> None:
-    if callable(entry.default) and entry.user_override.get() is entry.default:
-        # Reading a default that is no plain value makes it this thread's own.
-        delattr(config, entry.user_override.name)
-        entry.hide = False
+    _drop_copy(entry, config)
     entry.default = default
     _forget(config)
+
+
+def _drop_copy(entry: Any, config: Any) -> None:
+    """Reading a default that is no plain value makes it this thread's own setting, or in older releases everybody's."""
+    from torch.utils import _config_module
+
+    own = entry.user_override
+    if not isinstance(own, ContextVar):
+        if isinstance(entry.default, dict) and own == entry.default:
+            entry.user_override = _config_module._UNSET_SENTINEL
+    elif callable(entry.default) and own.get() is entry.default:
+        delattr(config, own.name)
+        entry.hide = False
 
 
 def _forget(config: Any) -> None:

@@ -55,6 +55,7 @@ def sweep(
     Example: tunefarm sweep experiments/softmax.yaml
     """
     from tunefarm.cli import opening
+    from tunefarm.cli.folders import store_folder
     from tunefarm.cli.order import find_experiments, take_orders
     from tunefarm.cli.terminal import Progress
 
@@ -64,6 +65,7 @@ def sweep(
         find_experiments(experiments), meter=meter, sweeps=sweeps, fresh=fresh, tracking=tracking,
         optuna_storage=optuna_storage, out=out,
     )  # fmt: skip
+    store = store_folder()
     use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
     planned = _plan(orders, [], complete=not use_gpu)
     try:
@@ -74,7 +76,7 @@ def sweep(
             try:
                 if use_gpu:
                     planned = _plan(orders, opening.live_devices(workers), complete=True)
-                endings, facts, failed = _compete(orders, planned, workers, progress)
+                endings, facts, failed = _compete(orders, planned, workers, progress, store)
             finally:
                 workers.close()
     except KeyboardInterrupt:
@@ -107,16 +109,15 @@ class _Entrant:
 
 
 def _compete(
-    orders: Sequence[Order], planned: Sequence[Sequence[PlannedStudy]], workers: Fleet, progress: Progress
+    orders: Sequence[Order], planned: Sequence[Sequence[PlannedStudy]], workers: Fleet, progress: Progress, store: Path
 ) -> tuple[list[Ending], dict[str, Any], dict[str, Exception]]:
     """How it went with each order, facts of all, and by path why a pack could not be written."""
     from tunefarm.bench.store import BuildStore
     from tunefarm.builds import BuildBoard
-    from tunefarm.cli.folders import store_folder
 
     endings = [Ending(order=order) for order in orders]
     entrants: dict[int, _Entrant] = {}
-    board = BuildBoard(orders[0].resolved, BuildStore(store_folder()))
+    board = BuildBoard(orders[0].resolved, BuildStore(store))
     dispatches: list[Dispatch] = []
     untold: list[str] = []
     try:
