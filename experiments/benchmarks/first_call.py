@@ -171,15 +171,18 @@ def tell(found: dict[tuple[str, str], dict[str, Any]], cases: list[str]) -> None
 def tune(folder: Path, pack: Path, cases: list[str]) -> None:
     """Makes the pack: harvests what torch.compile makes of the functions, and sweeps it."""
     blocks = Path(__file__).with_name("blocks.py")
+    cli = [sys.executable, "-m", "tunefarm.cli"]
     began = time.perf_counter()
-    for case in cases:
-        subprocess.run(
-            [sys.executable, "-m", "tunefarm.cli", "harvest", f"{blocks}:{case}", "--out", str(folder / case)],
-            check=True,
-        )
-    experiments = sorted(str(path) for path in folder.glob("*/*.yaml"))
-    subprocess.run([sys.executable, "-m", "tunefarm.cli", "sweep", *experiments, "--out", str(pack)], check=True)
-    print(f"harvested and swept in {time.perf_counter() - began:.0f} s")
+    harvests = [
+        subprocess.Popen([*cli, "harvest", f"{blocks}:{case}", "--out", str(folder / case), "--export", str(pack)])
+        for case in cases
+    ]
+    if any([harvest.wait() for harvest in harvests]):
+        sys.exit("a harvest failed")
+    folders = [str(folder / case) for case in cases]
+    where = ["--fleet", "inline", "--tracking", "none", "--sweeps", str(folder / "sweeps"), "--out", str(pack)]
+    done = subprocess.run([*cli, "sweep", *folders, *where, "--quiet"], check=False)
+    print(f"harvested and swept in {time.perf_counter() - began:.0f} s, exit code {done.returncode}")
 
 
 def main() -> None:
@@ -196,6 +199,8 @@ def main() -> None:
         return
     if options.tune:
         tune(Path(options.tune), Path(options.pack), options.only)
+    if not options.modes:
+        return
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for case in options.only:
         for mode in options.modes:
