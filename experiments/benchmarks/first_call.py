@@ -177,7 +177,8 @@ def tune(folder: Path, pack: Path, cases: list[str]) -> None:
         subprocess.Popen([*cli, "harvest", f"{blocks}:{case}", "--out", str(folder / case), "--export", str(pack)])
         for case in cases
     ]
-    if any([harvest.wait() for harvest in harvests]):
+    codes = [harvest.wait() for harvest in harvests]
+    if any(codes):
         sys.exit("a harvest failed")
     folders = [str(folder / case) for case in cases]
     where = ["--fleet", "inline", "--tracking", "none", "--sweeps", str(folder / "sweeps"), "--out", str(pack)]

@@ -8,6 +8,7 @@ write_gemms(calls, Path("gemms"))      # gemms/mm.py, gemms/mm.yaml, gemms/addmm
 from __future__ import annotations
 
 import contextlib
+import re
 import textwrap
 import uuid
 from collections import Counter
@@ -86,8 +87,13 @@ def write_gemms(
     for op, mine in sorted(by_op.items()):
         write_atomic(folder / f"{op}.py", workload_text(op).encode())
         experiments.append(folder / f"{op}.yaml")
-        write_atomic(experiments[-1], _experiment(op, mine, archs, export).encode())
+        write_atomic(experiments[-1], _experiment(op, mine, archs, export, plain_name(folder)).encode())
     return Written(experiments=tuple(experiments), left_out=dict(left_out))
+
+
+def plain_name(folder: Path) -> str:
+    """A folder's name as part of an experiment's: those of several folders may be swept together."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", folder.resolve().name).strip("-.") or "harvest"
 
 
 def _unfit(gemm: Gemm) -> str:
@@ -270,10 +276,10 @@ constraints:
 """
 
 
-def _experiment(op: str, calls: Mapping[Gemm, int], archs: Sequence[str], export: str) -> str:
+def _experiment(op: str, calls: Mapping[Gemm, int], archs: Sequence[str], export: str, name: str) -> str:
     lines = [
         f"# The {op} products that torch.compile asks for, as Inductor's template and as the library's call.",
-        f"name: gemm-{op}", f"workload: {op}.py:workload", "", "problems:",
+        f"name: {name}-{op}", f"workload: {op}.py:workload", "", "problems:",
         *sorted(f"  - {{{', '.join(f'{k}: {v}' for k, v in _variables(g).items())}, weight: {n}}}"
                 for g, n in calls.items()),
     ]  # fmt: skip
