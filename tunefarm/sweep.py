@@ -31,7 +31,7 @@ from tunefarm.study import StudyResult
 from tunefarm.unify import families, unify
 
 EAGER_S = 45.0
-"""Everything is compiled beforehand if that is expected to take no longer than this."""
+"""Everything is compiled beforehand if that is expected to take no longer than this, for all sweeps together."""
 
 
 class Watcher(Protocol):
@@ -118,9 +118,10 @@ class Sweep:
             all_weights: of the studies of every sweep that competes for the same workers.
         """
         self._tracker.start()
-        missing = self._missing(board)
-        num_builds = missing if missing * BUILD_S / max(1, num_builders) <= EAGER_S else 0
-        eager = not missing or num_builds > 0
+        most = int(EAGER_S * max(1, num_builders) / BUILD_S * self.weight / all_weights)
+        missing = self._missing(board, most)
+        num_builds = missing if missing <= most else 0
+        eager = missing <= most
         self.contests = [
             _contest(
                 self._resolved,
@@ -141,14 +142,16 @@ class Sweep:
             for contest in self.contests
         ]
 
-    def _missing(self, board: BuildBoard) -> int:
-        """Compilations that building every candidate would take."""
+    def _missing(self, board: BuildBoard, most: int) -> int:
+        """Compilations that building every candidate would take; of more than `most` nobody wants to know how many."""
         keys = set()
         for study in self._planned:
             for config in study.candidates:
                 slot = board.slot(study.call, config)
                 if board.find(slot, config) is None:
                     keys.add(slot.key)
+                if len(keys) > most:
+                    return len(keys)
         return len(keys)
 
     def _take(self, contest: Contest, result: StudyResult) -> None:
