@@ -35,6 +35,7 @@ SUBJECTS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("third_party"), help="folder for ledgers, packs and reports")
+    parser.add_argument("--only", choices=SUBJECTS, help="one of them")
     parser.add_argument("--tests", type=Path, help="folder of the packages' own tests")
     parser.add_argument("--job", choices=SUBJECTS, help="only run this one's operator, with the pack made before")
     given = parser.parse_args()
@@ -44,7 +45,7 @@ def main() -> None:
         return
     work.mkdir(parents=True, exist_ok=True)
     lines = []
-    for name in SUBJECTS:
+    for name in [given.only] if given.only else SUBJECTS:
         if importlib.util.find_spec(name.partition("_")[0]) is None:
             print(f"{name}: its package is not installed", file=sys.stderr)
             continue
