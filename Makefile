@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 VENV := .venv
+JOBS ?= auto
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
@@ -10,8 +11,10 @@ READY := $(VENV)/.ready
 sweep: $(READY)
 	$(BIN)/tunefarm sweep experiments/softmax.yaml
 
+# Tests mostly wait for processes that they start, so several files go on at a time; what needs a GPU goes alone.
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --ignore tests/gpu
+	$(BIN)/python -m pytest tests/gpu
 
 lint: $(READY)
 	$(BIN)/ruff check .
