@@ -136,9 +136,10 @@ def in_fresh_process(case: str, mode: str, pack: str) -> dict[str, Any]:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TUNEFARM")}
         environment |= {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
         words = [sys.executable, __file__, "--cell", case, mode, "--pack", pack]
-        done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+        # Of what max-autotune says of each product it tries nobody reads a word, unless something fails.
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
-            sys.exit(f"{case}, {mode}: the process ended with {done.returncode}")
+            sys.exit(f"{case}, {mode}: the process ended with {done.returncode}\n{done.stderr[-4000:]}")
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
 
