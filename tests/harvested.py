@@ -23,6 +23,17 @@ def gated_norm() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return function, (x, weight, gate)
 
 
+def layer_norm() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Enough rows that the backward reduces rows and columns in one kernel; its last program has 8 rows of 16."""
+    x = torch.randn(8200, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight, bias = (torch.randn(1024, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+
+    def function(x: Any, weight: Any, bias: Any) -> Any:
+        return torch.nn.functional.layer_norm(x, (1024,), weight, bias)
+
+    return function, (x, weight, bias)
+
+
 def wide_sum() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """A reduction too long to be persistent, and a transposed pointwise kernel."""
     x = torch.randn(256, 50257, dtype=torch.float32)

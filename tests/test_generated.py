@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -191,6 +193,79 @@ def test_kernels_are_counted_and_their_config_is_settled():
     assert [(hit.kernel, hit.graphs) for hit in told.hits] == [("triton_poi_fused_add", 1)]
     assert [(miss.kernel, miss.graphs) for miss in told.misses] == [("triton_poi_fused_add", 1)]
     assert told.never_asked == ()
+
+
+MIXED = """\
+import triton
+import triton.language as tl
+from torch._inductor.runtime import triton_heuristics
+from torch._inductor.runtime.hints import DeviceProperties, ReductionHint
+
+@triton_heuristics.persistent_reduction(
+    size_hints={'x': 8192, 'r0_': 1024},
+    reduction_hint=ReductionHint.INNER,
+    filename=__file__,
+    triton_meta={'signature': {'XBLOCK': 'constexpr', 'RSPLIT_SIZE': 'constexpr', 'NUM_STAGES': 'constexpr'},
+                 'device': DeviceProperties(type='cuda', index=0, multi_processor_count=132, cc=90)},
+    inductor_meta={'RSPLIT_SIZE': 16, 'coordinate_descent_tuning': True, 'grid_type': 'MixOrderReductionGrid'},
+)
+@triton.jit
+def triton_per_fused_norm_3(ws_ptr, XBLOCK : tl.constexpr, RSPLIT_SIZE : tl.constexpr, NUM_STAGES : tl.constexpr):
+    pass
+"""
+MIXED_KEY = key_of(*parts_of(MIXED))
+
+
+def mixed_table(device: Any = H100, **changes: int) -> Table:
+    params = {"XBLOCK": 4, "RSPLIT_SIZE": 16, "NUM_STAGES": 2} | changes
+    made = replace(table(device, key=MIXED_KEY), kernel="triton_per_fused_norm")
+    row = replace(made.rows[0], config=Config(params=params, options={"num_warps": 8, "num_stages": 1}))
+    return replace(made, rows=(row,))
+
+
+def made_of(source: str, folder: Path) -> Any:
+    """Inductor's own autotuner of a kernel's file."""
+    file = folder / "mixed.py"
+    file.write_text(source)
+    return runpy.run_path(str(file))["triton_per_fused_norm_3"]
+
+
+def test_a_mixed_kernel_has_the_rows_config_in_its_text(tmp_path):
+    activate(pack(mixed_table(), table()), device=H100)
+    source = generated._asked("triton_per_fused_norm_3", MIXED)
+    assert source.partition("@triton.jit")[2] == MIXED.partition("@triton.jit")[2]
+    made = made_of(source, tmp_path)
+    (config,) = made.configs
+    assert config.kwargs == {"XBLOCK": 4, "RSPLIT_SIZE": 16, "NUM_STAGES": 2}
+    assert (config.num_warps, config.num_stages) == (8, 1)
+    assert not made.inductor_meta["coordinate_descent_tuning"]
+    assert made.inductor_meta["RSPLIT_SIZE"] == 16
+    assert chosen().kwargs == {"XBLOCK": 512}
+    told = tunefarm.report()
+    assert (told.num_hits, told.num_misses) == (1, 0)
+
+
+def test_a_mixed_kernel_of_another_split_is_a_miss_and_as_it_was(tmp_path):
+    activate(pack(mixed_table()), device=H100)
+    other = MIXED.replace("'RSPLIT_SIZE': 16", "'RSPLIT_SIZE': 64")
+    assert generated._asked("triton_per_fused_norm_3", other) == other
+    # What the table shows must not reach Inductor: it would take the blocks, and find the split missing.
+    (config,) = made_of(other, tmp_path).configs
+    assert (config.kwargs["RSPLIT_SIZE"], config.kwargs["XBLOCK"]) == (64, 2)
+    assert [miss.kernel for miss in tunefarm.report().misses] == ["triton_per_fused_norm"]
+    assert "for another RSPLIT_SIZE" in str(tunefarm.report())
+
+
+@pytest.mark.parametrize("changes", [{"XBLOCK": 32}, {"XBLOCK": 0}, {"YBLOCK": 1}])
+def test_a_mixed_config_that_inductor_would_fail_on_is_left_out(changes):
+    activate(pack(mixed_table(**changes)), device=H100)
+    assert generated._asked("triton_per_fused_norm_3", MIXED) == MIXED
+
+
+def test_rows_of_mixed_kernels_change_the_key_of_inductors_caches():
+    base = cache_key(mixed_table(), mixed_table(A100, NUM_STAGES=4))
+    assert base == cache_key(mixed_table())
+    assert base != cache_key(mixed_table(NUM_STAGES=3))
 
 
 def test_a_config_that_inductor_could_not_read_is_left_out():

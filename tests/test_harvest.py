@@ -55,26 +55,59 @@ def corners(resolved: Any) -> list[Config]:
     return [resolved.workload.default, *(signature.config(end) for end in ends)]
 
 
+def read(kernel: dict[str, Any]) -> Any:
+    """The kernel's experiment, read and compared with what the harvest told."""
+    resolved = resolve(load_experiment(kernel["experiment"]), launch_options(), triton_version())
+    assert resolved.workload.packed_as[1:] == (kernel["key"], 3)
+    assert resolved.workload.default.flat == kernel["configs"][0]
+    return resolved
+
+
+def check_build(resolved: Any, config: Config, arch: str) -> Any:
+    """Builds a config as the farm does, and returns its launch."""
+    (problem,) = resolved.experiment.problems
+    inputs = make_inputs(resolved.workload, problem.variables, "meta")
+    launch = learn(resolved.workload, inputs, config, nominal(arch).target)
+    build, artifact = compile_launch(launch, nominal(arch).target)
+    assert isinstance(artifact, Artifact), build
+    return launch
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_forward_and_backward_become_experiments_that_plan_and_build(folder, arch):
     found = gathered("gated_norm", arch, folder)
     assert {"persistent_reduction", "reduction"} <= {kernel["heuristic"] for kernel in found["kernels"]}
     assert found["graph_breaks"] == []
     for kernel in found["kernels"]:
-        resolved = resolve(load_experiment(kernel["experiment"]), launch_options(), triton_version())
-        workload = resolved.workload
-        assert (workload.layer, workload.table_source) == (3, kernel["key"])
-        assert workload.default.flat == kernel["configs"][0]
-        (problem,) = resolved.experiment.problems
-        inputs = make_inputs(workload, problem.variables, "meta")
+        resolved = read(kernel)
         for config in corners(resolved)[:2]:
-            launch = learn(workload, inputs, config, nominal(arch).target)
-            assert all(size >= 1 for size in launch.grid)
-            build, artifact = compile_launch(launch, nominal(arch).target)
-            assert isinstance(artifact, Artifact), build
+            assert all(size >= 1 for size in check_build(resolved, config, arch).grid)
     done = run("-m", "tunefarm.cli", "plan", found["kernels"][0]["experiment"])
     assert done.returncode == 0, done.stderr
     assert "candidates" in done.stdout
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_rows_and_columns_in_one_kernel_keep_their_split(folder, arch):
+    found = gathered("layer_norm", arch, folder)
+    assert found["left"] == []
+    (kernel,) = [k for k in found["kernels"] if "RSPLIT_SIZE" in k["configs"][0]]
+    resolved = read(kernel)
+    split = kernel["configs"][0]["RSPLIT_SIZE"]
+    domain = resolved.space.domain
+    assert domain["RSPLIT_SIZE"] == (split,)
+    assert domain["NUM_STAGES"] == (1, 2, 3, 4)
+    # Blocks of 16 would have rows beyond the last, which the sums over columns do not leave out.
+    assert (split, domain["XBLOCK"]) == (16, (1, 2, 4, 8))
+    least, greatest = corners(resolved)[1:]
+    for config in (resolved.workload.default, least, greatest):
+        launch = check_build(resolved, config, arch)
+        assert launch.grid[0] == 513
+    # Column sums of each program's rows, of the weight and of the bias.
+    assert (
+        f"ws_ptr = torch.empty_strided(({2 * 513 * 1024},), (1,)"
+        in Path(kernel["experiment"]).with_suffix(".py").read_text()
+    )
 
 
 def test_loops_tiles_indices_and_arguments_in_place(folder):
@@ -111,25 +144,34 @@ def test_what_cannot_be_harvested_is_one_clear_error(folder, function, says):
     assert not (folder / "none").exists()
 
 
-def test_a_job_gives_each_kernel_its_row_forward_and_backward(folder):
+def other_than(config: dict[str, int], number: int) -> Config:
+    """A config that Inductor would not choose."""
+    params = {name: value for name, value in config.items() if name not in ("num_warps", "num_stages")}
+    changes = {"XBLOCK": 2 << number}
+    if "NUM_STAGES" in params:
+        changes["NUM_STAGES"] = 4
+    return Config(params={**params, **changes}, options={"num_warps": 2, "num_stages": 1})
+
+
+@pytest.mark.parametrize("function", ["gated_norm", "layer_norm"])
+def test_a_job_gives_each_kernel_its_row_forward_and_backward(folder, function):
     import torch
 
-    found = gathered("gated_norm", "sm_90", folder)
+    found = gathered(function, "sm_90", folder)
     wanted = {}
     tables = []
     for number, kernel in enumerate(found["kernels"]):
-        blocks = {name: value for name, value in kernel["configs"][0].items() if name.endswith("BLOCK")}
-        wanted[kernel["kernel"]] = {**blocks, "XBLOCK": 2 << number, "num_warps": 2, "num_stages": 1}
-        config = Config(params={**blocks, "XBLOCK": 2 << number}, options={"num_warps": 2, "num_stages": 1})
+        config = other_than(kernel["configs"][0], number)
+        wanted[kernel["kernel"]] = config.flat
         row = Row(match=Match(), measured_at=FrozenMap(), config=config, median_ms=1.0, interval_ms=(1.0, 1.0))
         origin = Provenance(sweep="s", experiment="e", toolchain=FrozenMap(), timer="cold", source="measured",
                             tunefarm="0", created="2026")  # fmt: skip
         parts = {"source_hash": kernel["key"], "torch": public(torch.__version__), "triton": triton_version()}
         tables.append(Table(kernel=kernel["kernel"], source_hash=kernel["key"], device=nominal("sm_90"),
                             key_parts=FrozenMap(parts), provenance=origin, rows=(row,), layer=3))  # fmt: skip
-    pack = folder / "pack.json"
+    pack = folder / f"{function}.json"
     pack.write_text(dumps(seal(Pack(tables=tuple(tables)))))
-    done = run(str(HERE / "job_on_shapes.py"), "gated_norm", str(pack), str(STORE))
+    done = run(str(HERE / "job_on_shapes.py"), function, str(pack), str(STORE))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert (told["hits"], told["misses"]) == (len(found["kernels"]), 0)

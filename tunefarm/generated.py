@@ -2,16 +2,26 @@
 
 Inductor's key of a kernel is the SHA-256 of its size hints and its text, without its name: the number at the end of the
 name, which tells the place in one compilation, is nobody's business.
+
+Mixed kernels (Inductor's mix-order reductions) reduce rows, and columns over `RSPLIT_SIZE` rows a program. The split is
+in neither the key nor the text: generated host code fixes it with the grid and the workspace. So the configs of these
+kernels name it, and a config for another split is none. The table holds blocks only, without `NUM_STAGES`: the head of
+their text is rewritten instead.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 
+SPLIT, STAGES = "RSPLIT_SIZE", "NUM_STAGES"
+"""What configs of mixed kernels set besides blocks."""
 _HINTS = re.compile(r"size_hints=(\{.*?\})")
 _NAME = re.compile(r"^def [^(]+\(")
 _NUMBER = re.compile(r"_\d+$")
+_SPLIT = re.compile(rf"'{SPLIT}': (\d+)")
+_HEURISTIC = re.compile(r"@triton_heuristics\.persistent_reduction\(\s*size_hints=\{[^{}]*\},\s*reduction_hint=[\w.]+,")
 JIT = "@triton.jit\n"
 
 
@@ -41,6 +51,18 @@ def key_of(hints: str, kernel: str) -> str:
         kernel: its text, from `def` to its end.
     """
     return hashlib.sha256((hints + _NAME.sub("(", kernel.strip(), count=1)).encode()).hexdigest()
+
+
+def pinned(head: str, config: Mapping[str, int]) -> str | None:
+    """What precedes a mixed kernel in its file, with the heuristic exchanged for one config, which Inductor then obeys.
+
+    None if it precedes no mixed kernel, or one of another split.
+    """
+    split = _SPLIT.search(head)
+    if split is None or int(split.group(1)) != config[SPLIT]:
+        return None
+    fixed, count = _HEURISTIC.subn(f"@triton_heuristics.fixed_config(\n    config={dict(config)},", head)
+    return fixed if count == 1 else None
 
 
 def public(version: str) -> str:

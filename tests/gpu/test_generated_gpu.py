@@ -33,18 +33,20 @@ def tunefarm(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """The pack of a small sweep of each kernel, and the kernels."""
+@pytest.fixture(scope="module", params=["gated_norm", "layer_norm"])
+def swept(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, list[dict[str, Any]]]:
+    """A function, the pack of a small sweep of each of its kernels, and the kernels."""
     folder = tmp_path_factory.mktemp("generated")
     major, minor = torch.cuda.get_device_capability()
-    words = ("harvest", f"{TESTS}/harvested.py:gated_norm", "--out", "harvested", "--device", f"sm_{major}{minor}")
+    words = ("harvest", f"{TESTS}/harvested.py:{request.param}", "--out", "harvested", "--device", f"sm_{major}{minor}")
     kernels = json.loads(tunefarm(folder, *words, "--json").splitlines()[-1])["kernels"]
     for kernel in kernels:
         with (folder / kernel["experiment"]).open("a") as file:
             file.write("budget: {trials: 8}\n")
         tunefarm(folder, "sweep", kernel["experiment"], "--fleet", "inline", "--meter", "gpu")
-    return folder / "packs" / "harvested.json", kernels
+    return request.param, folder / "packs" / "harvested.json", kernels
 
 
 @pytest.fixture(autouse=True)
@@ -62,11 +64,13 @@ def test_a_job_finds_every_kernel_and_benchmarks_none(swept, monkeypatch):
     import harvested
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-    pack, kernels = swept
+    name, pack, kernels = swept
+    # Rows and columns in one kernel, where there are enough.
+    assert any("RSPLIT_SIZE" in k["configs"][0] for k in kernels) == (name == "layer_norm")
     benchmarked: list[str] = []
     monkeypatch.setattr(CachingAutotuner, "bench", lambda self, *_, **__: benchmarked.append(self.fn.__name__) or 1.0)
     assert activate(pack).num_rows == len(kernels)
-    function, inputs = harvested.gated_norm()
+    function, inputs = getattr(harvested, name)()
     gradient = torch.randn_like(inputs[0])
 
     def run(call: Any) -> list[Any]:

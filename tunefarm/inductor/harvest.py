@@ -213,7 +213,7 @@ def _configs(kernel: Generated) -> tuple[Mapping[str, int], ...]:
     if least is not None and kernel.heuristic != "pointwise":
         found = least(found, meta["size_hints"], meta["inductor_meta"])
     flat = [
-        {**{k: int(v) for k, v in c.kwargs.items() if k in kernel.blocks}, "num_warps": c.num_warps,
+        {**{k: int(v) for k, v in c.kwargs.items() if k in kernel.params}, "num_warps": c.num_warps,
          "num_stages": c.num_stages} for c in found
     ]  # fmt: skip
     return tuple({tuple(config.items()): config for config in flat}.values())

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tunefarm.frozen import FrozenMap
-from tunefarm.generated import key_of, parts_of, plain_name
+from tunefarm.generated import SPLIT, STAGES, key_of, parts_of, plain_name
 
-GRIDS = {"Grid1D": "x", "Grid2D": "xy", "Grid2DWithYZOverflow": "xy", "Grid3D": "xyz"}
-"""Grids whose sizes are those of the blocks, by the axes they have."""
+MIXED = "MixOrderReductionGrid"
+GRIDS = {"Grid1D": "x", "Grid2D": "xy", "Grid2DWithYZOverflow": "xy", "Grid3D": "xyz", MIXED: "x"}
+"""Grids whose sizes are those of the blocks (of a mixed kernel the split's), by the axes they have."""
 HEURISTICS = ("pointwise", "reduction", "persistent_reduction")
 DTYPES = {
     "bool": "i1", "float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16",
@@ -24,6 +25,7 @@ MAX_BLOCK = {"X": 4096, "Y": 1024, "Z": 1024, "R0_": 65536, "R1_": 32768}
 """Inductor's greatest blocks, where it does not say."""
 MARK = "_fused_"
 """In the text of every kernel that Inductor looks up."""
+WORKSPACE = "ws_ptr"
 _BOUND = re.compile(r"tl\.device_assert\(.*?< (\d+)\b")
 
 
@@ -59,7 +61,8 @@ class Generated:
         text: of its function, under its own name.
         buffers: tensors it takes, by argument name, in its order.
         scalars: numbers it takes, sizes for the most part, in its order.
-        blocks: params that the config sets.
+        blocks: params that the config sets, less those of mixed kernels only.
+        split: rows a program of a mixed kernel goes over; 0 of other kernels.
         numels: elements along each axis (`x`, `r0_`).
         mutated: arguments that it works on in place.
         grid: one of `GRIDS`.
@@ -82,6 +85,7 @@ class Generated:
     grid: str
     meta: Mapping[str, Any] = field(repr=False, compare=False)
     max_block: Mapping[str, int] = field(repr=False, compare=False)
+    split: int = 0
     configs: tuple[Mapping[str, int], ...] = ()
     bound: int = 0
     num_bytes: int = 0
@@ -92,9 +96,14 @@ class Generated:
         return f"{self.name}_{self.key[:8]}"
 
     @property
+    def params(self) -> tuple[str, ...]:
+        """What the config sets."""
+        return (*self.blocks, SPLIT, STAGES) if self.split else self.blocks
+
+    @property
     def outputs(self) -> tuple[str, ...]:
-        """Buffers that it only writes."""
-        return tuple(name for name in self.buffers if name.startswith("out_ptr") and name not in self.mutated)
+        """Buffers that it only writes. A mixed kernel's workspace is one: it fills it, for others to sum up."""
+        return tuple(n for n in self.buffers if n.startswith(("out_ptr", WORKSPACE)) and n not in self.mutated)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -130,15 +139,17 @@ def read_generated(source: str, hints: Mapping[str, Any]) -> Generated:
     if MARK not in text:
         raise Untunable(f"Inductor looks up only kernels with {MARK} in their text")
     names = [argument.arg for argument in kernel.args.args]
-    blocks = tuple(n for n in names if outer["signature"].get(n) == "constexpr")
-    _check(inner, blocks, text)
-    buffers, scalars = _arguments(functions["get_args"], names, outer)
+    params = tuple(n for n in names if outer["signature"].get(n) == "constexpr")
+    split = int(inner.get(SPLIT) or 0)
+    blocks = tuple(n for n in params if not (split and n in (SPLIT, STAGES)))
+    _check(inner, blocks, split)
+    buffers, scalars = _arguments(functions["get_args"], names, outer, split)
     prefixes = [str(prefix) for prefix in meta["size_hints"]]
     return Generated(
         name=plain_name(kernel.name), key=key_of(parts[0], text), heuristic=heuristic, text=text, buffers=buffers,
         scalars=scalars, blocks=blocks, mutated=tuple(n for n in inner.get("mutated_arg_names", ()) if n in names),
         numels=FrozenMap((p, scalars.get(f"{p}numel", meta["size_hints"][p])) for p in prefixes),
-        grid=inner["grid_type"], meta=meta, max_block=hints.get("TRITON_MAX_BLOCK", MAX_BLOCK),
+        grid=inner["grid_type"], split=split, meta=meta, max_block=hints.get("TRITON_MAX_BLOCK", MAX_BLOCK),
         bound=min(map(int, _BOUND.findall(text)), default=0),
         num_bytes=round(1e9 * inner.get("kernel_num_gb", 0)),
     )  # fmt: skip
@@ -149,11 +160,11 @@ def _value(node: ast.expr, hints: Mapping[str, Any]) -> Any:
     return eval(compile(ast.Expression(node), "<inductor>", "eval"), {"__builtins__": {"set": set}}, dict(hints))
 
 
-def _check(inner: Mapping[str, Any], blocks: tuple[str, ...], text: str) -> None:
+def _check(inner: Mapping[str, Any], blocks: tuple[str, ...], split: int) -> None:
     others = [name for name in blocks if not name.endswith("BLOCK")]
     if others:
         raise Untunable(f"its config sets {', '.join(others)}, which Inductor's table cannot hold")
-    if inner["grid_type"] not in GRIDS:
+    if inner["grid_type"] not in GRIDS or bool(split) != (inner["grid_type"] == MIXED):
         raise Untunable(f"its grid is a {inner['grid_type']}")
     if inner.get("no_x_dim"):
         raise Untunable("its XBLOCK is fixed, and the processes that compile do not agree on its key")
@@ -162,7 +173,7 @@ def _check(inner: Mapping[str, Any], blocks: tuple[str, ...], text: str) -> None
 
 
 def _arguments(
-    made: ast.FunctionDef, names: list[str], outer: Mapping[str, Any]
+    made: ast.FunctionDef, names: list[str], outer: Mapping[str, Any], split: int
 ) -> tuple[FrozenMap[Buffer], FrozenMap[int]]:
     """Buffers and scalars, from the function that Inductor writes to make them for a benchmark."""
     values: dict[str, Any] = {}
@@ -177,19 +188,24 @@ def _arguments(
     buffers, scalars = {}, {}
     for name, value in zip(names, found, strict=False):
         if isinstance(value, ast.Call):
-            buffers[name] = _buffer(value, name, is_aligned=name in aligned)
+            workspace = bool(split) and name == WORKSPACE
+            buffers[name] = _buffer(value, name, is_aligned=name in aligned, is_workspace=workspace)
         else:
             scalars[name] = int(ast.literal_eval(value))
     return FrozenMap(buffers), FrozenMap(scalars)
 
 
-def _buffer(call: ast.Call, name: str, *, is_aligned: bool) -> Buffer:
-    if not ast.unparse(call.func).endswith("rand_strided"):
-        raise Untunable(f"it takes workspace ({name})")
+def _buffer(call: ast.Call, name: str, *, is_aligned: bool, is_workspace: bool) -> Buffer:
     keywords = {k.arg: ast.unparse(k.value) for k in call.keywords}
+    made = ast.unparse(call.func).rpartition(".")[2]
+    if made == "rand_strided":
+        sizes, strides = (tuple(map(int, ast.literal_eval(part))) for part in call.args)
+    elif made == "zeros" and is_workspace:
+        sizes, strides = (int(ast.literal_eval(call.args[0])),), (1,)
+    else:
+        raise Untunable(f"it takes workspace ({name})")
     if "cuda" not in keywords["device"]:
         raise Untunable(f"{name} lies on the CPU")
-    sizes, strides = (tuple(map(int, ast.literal_eval(part))) for part in call.args)
     dtype = keywords["dtype"].removeprefix("torch.")
     if dtype not in DTYPES:
         raise Untunable(f"{name} is of {dtype}, which no experiment can make")

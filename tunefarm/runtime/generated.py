@@ -3,6 +3,9 @@
 That table is part of the key of Inductor's caches, so it holds what is for this device only, in one order: a row of
 another device changes nothing of what is cached. Its entries stand in the configuration's default, which every thread
 sees that compiles, lazily compiled backwards included. Torch is imported only if an active pack has such tables.
+
+Configs of mixed kernels do not fit the table: they are written into the kernel's text, and stand in the table under a
+name that Inductor asks nothing of, so that they, too, are part of the key of its caches.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Any
 from tunefarm.config import Config
 from tunefarm.device import Device
 from tunefarm.frozen import FrozenMap
-from tunefarm.generated import JIT, key_of, parts_of, plain_name, public
+from tunefarm.generated import JIT, SPLIT, STAGES, key_of, parts_of, pinned, plain_name, public
 from tunefarm.problem import Problem
 from tunefarm.runtime.active import ACTIVE, Tally
 from tunefarm.runtime.kernels import live_device, triton_version
@@ -25,8 +28,11 @@ _SETTLED = {"'dynamic_scale_rblock': True": "'dynamic_scale_rblock': False",
             "'coordinate_descent_tuning': True": "'coordinate_descent_tuning': False"}  # fmt: skip
 """What Inductor would do about a config that it has already: try it with smaller blocks, or search on from it."""
 
+_BESIDE = "pinned "
+"""Before the keys of kernels whose configs the table does not hold, only shows."""
+
 _offers: dict[str, Offer] = {}
-"""By Inductor's key the rows in its table."""
+"""By Inductor's key the rows for its kernels."""
 _ours: dict[str, dict[str, int]] = {}
 """What we have put into the table; entries of the user's are his."""
 
@@ -62,7 +68,7 @@ def _settle() -> None:
     device = _device() if ACTIVE.activations else None
     if device is not None:
         offers = _listed(device)
-    entries = {key: _entry(offer.row.config) for key, offer in sorted(offers.items())}
+    entries = dict(_entry(key, offer.row.config) for key, offer in sorted(offers.items()))
     _offers.clear()
     _offers.update(offers)
     _put(entries)
@@ -106,10 +112,25 @@ def _listed(device: Device) -> dict[str, Offer]:
 
 def _is_usable(config: Config) -> bool:
     flat = config.flat
-    return {"num_warps", "num_stages"} <= flat.keys() and all(type(value) is int for value in flat.values())
+    if not ({"num_warps", "num_stages"} <= flat.keys() and all(type(value) is int for value in flat.values())):
+        return False
+    return not _is_mixed(config) or ({"XBLOCK", SPLIT, STAGES} == config.params.keys() and _divides(config))
 
 
-def _entry(config: Config) -> dict[str, int]:
+def _is_mixed(config: Config) -> bool:
+    return SPLIT in config.params or STAGES in config.params
+
+
+def _divides(config: Config) -> bool:
+    flat = _flat(config)
+    return flat["XBLOCK"] > 0 and flat[SPLIT] % flat["XBLOCK"] == 0
+
+
+def _entry(key: str, config: Config) -> tuple[str, dict[str, int]]:
+    return (_BESIDE + key if _is_mixed(config) else key), _flat(config)
+
+
+def _flat(config: Config) -> dict[str, int]:
     return {name: value for name, value in sorted(config.flat.items()) if isinstance(value, int)}
 
 
@@ -152,6 +173,15 @@ def _asked(name: str, source: str) -> str:
     kernel = plain_name(name)
     parts = parts_of(source)
     offer = _offers.get(key_of(*parts)) if parts else None
+    head, jit, rest = source.partition(JIT)
+    reasons = []
+    if offer is not None and _is_mixed(offer.row.config):
+        fixed = pinned(head, _flat(offer.row.config))
+        if fixed is None:
+            reasons.append(f"{offer.row.config} is for another {SPLIT}, which this kernel's host code has fixed")
+            offer = None
+        else:
+            head = fixed
     ACTIVE.asked.update(
         (t.kernel, t.digest)
         for a in ACTIVE.activations
@@ -159,13 +189,16 @@ def _asked(name: str, source: str) -> str:
         if t.layer == LAYER and t.kernel == kernel and (offer is None or t.source_hash == offer.table.source_hash)
     )
     if offer is None:
-        hints = parts[0] if parts else ""
-        problem = Problem(dims=FrozenMap(size_hints=hints))
-        reasons = (f"no active pack has a row for this kernel of Inductor's ({name})", *ACTIVE.refused.get(kernel, ()))
-        ACTIVE.miss(kernel, problem, "\n".join(f"  {reason}" for reason in reasons)).graphs += 1
+        _missed(name, parts[0] if parts else "", reasons)
         return source
     ACTIVE.hits.setdefault((kernel, offer), Tally()).graphs += 1
-    head, jit, rest = source.partition(JIT)
     for before, after in _SETTLED.items():
         head = head.replace(before, after)
     return head + jit + rest
+
+
+def _missed(name: str, hints: str, reasons: list[str]) -> None:
+    kernel = plain_name(name)
+    told = reasons or [f"no active pack has a row for this kernel of Inductor's ({name})"]
+    lines = "\n".join(f"  {reason}" for reason in (*told, *ACTIVE.refused.get(kernel, ())))
+    ACTIVE.miss(kernel, Problem(dims=FrozenMap(size_hints=hints)), lines).graphs += 1
