@@ -172,6 +172,38 @@ def test_rows_of_another_torch_or_template_are_refused_once(caplog: pytest.LogCa
         deactivate()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"GROUP_M": "8\nimport os"}, {"GROUP_M": 4.0}, {"BLOCK_K": "64"}, {"BLOCK_K": None},
+        {"X : tl.constexpr = 1\nimport os": 1}, {"ACC_TYPE": 1}, {"BLOCK_M": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_row_says_numbers_under_known_names_and_nothing_else(
+    change: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Inductor writes a config into the text of a module."""
+    from torch._inductor.select_algorithm import ExternKernelCaller
+
+    config = replace(CONFIG, params=FrozenMap({**CONFIG.params, **change}))
+    activate(pack_of((gemm_asked(aten.mm.default, A, B), config)), device=H200)
+    with caplog.at_level(logging.WARNING, "tunefarm.runtime"):
+        ((_, (choice,)),) = lower(aten.mm.default, A, B)
+    assert isinstance(choice, ExternKernelCaller)
+    assert "is no config of Inductor's template" in caplog.text
+    assert report().num_hits == 0
+
+
+def test_a_row_without_a_block_is_not_used() -> None:
+    from torch._inductor.select_algorithm import ExternKernelCaller
+
+    config = replace(CONFIG, params=FrozenMap(BLOCK_M=64))
+    activate(pack_of((gemm_asked(aten.mm.default, A, B), config)), device=H200)
+    ((_, (choice,)),) = lower(aten.mm.default, A, B)
+    assert isinstance(choice, ExternKernelCaller)
+
+
 def test_a_strict_job_is_told_of_a_miss() -> None:
     from torch._inductor.exc import InductorError  # noqa: F401 (what compile_fx would wrap it in)
 

@@ -14,10 +14,11 @@ Nothing of torch is imported before a pack with such rows is active.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tunefarm.choosing import Chooser, choose, obstacle, refresh, template_hash
-from tunefarm.config import Config
+from tunefarm.config import LIBRARY, Config
 from tunefarm.device import Device
 from tunefarm.document import digest
 from tunefarm.errors import MissError
@@ -29,6 +30,9 @@ from tunefarm.runtime.kernels import live_device, triton_version
 from tunefarm.runtime.lookup import Shortlist, explain, find, shortlist
 
 LAYER = 2
+_BLOCKS = {"BLOCK_M", "BLOCK_N", "BLOCK_K"}
+_NAMES = {*_BLOCKS, "GROUP_M", "num_warps", "num_stages"}
+"""What a row may decide. Accuracy, masks and types of indices are Inductor's to say."""
 
 _end: Callable[[], None] | None = None
 _lists: dict[tuple[int, str, int | None], Shortlist] = {}
@@ -102,11 +106,20 @@ def _listed(op: str, index: int | None) -> Shortlist:
             torch=public(str(torch.__version__)),
         )  # fmt: skip
         ACTIVE.asked.update((table.kernel, table.digest) for table in _tables() if table.kernel == op)
-        for message in (*found.notes, *found.refused):
+        usable = tuple(offer for offer in found.offers if _is_usable(offer.row.config))
+        odd = [f"{op}: {o.row.config} is no config of Inductor's template" for o in found.offers if o not in usable]
+        for message in (*found.notes, *found.refused, *odd):
             ACTIVE.warn_once(message)
         ACTIVE.refused[op] = found.refused
-        _lists[place] = found
+        _lists[place] = replace(found, offers=usable)
     return _lists[place]
+
+
+def _is_usable(config: Config) -> bool:
+    # Inductor writes names and values into the text of a module: anything but a number there would be code.
+    flat = config.flat
+    numbers = all(type(value) is int and value > 0 for value in flat.values())
+    return config == LIBRARY or (flat.keys() >= _BLOCKS and flat.keys() <= _NAMES and numbers)
 
 
 def _device(index: int | None) -> Device | None:
