@@ -253,7 +253,7 @@ class _Reader:
         for part, values in parts.items():
             if named := sorted(values.keys() & FOREIGN_CODE):
                 raise PackError("names a file of code to run in the kernel's place", file=self.file,
-                                key=f"{at}.{part}.{named[0]}", hint="a pack holds no code: use another one")  # fmt: skip
+                                key=f"{at}.{part}.{named[0]}", hint="a pack holds no code: use another")  # fmt: skip
         try:
             return Config(**parts)
         except UserError as e:
