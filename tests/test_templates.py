@@ -311,6 +311,28 @@ def test_a_torch_that_cannot_be_told_is_said_once(
     assert report().packs == ()
 
 
+def test_an_older_torch_is_told_of_the_rows_once_cuda_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking which GPU is the current one would put rank 0's to use on all ranks, and forbid to fork."""
+    from torch._inductor import config
+
+    later: list[Any] = []
+    pack = pack_of((gemm_asked(aten.mm.default, A, B), CONFIG))
+    settings = config._config  # type: ignore[attr-defined]
+    monkeypatch.delattr(config, "_cache_config_factory_keys")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_lazy_call", later.append)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: pytest.fail("puts CUDA to use"))
+    activate(pack)
+    early = settings["lookup_table.table"].default
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr("tunefarm.runtime.templates.live_device", lambda _: H200)
+    (settle,) = later
+    settle()
+    assert settings["lookup_table.table"].default != early
+    deactivate()
+
+
 def test_a_pack_without_such_rows_does_not_import_torch() -> None:
     script = """
     import sys

@@ -63,9 +63,12 @@ def follow() -> None:
         return
     if _end is not None:
         refresh()
-        return
-    if not obstacle():
+    elif not obstacle():
         _end = choose(Chooser(answer=_answer, identity=_identity))
+    if _is_device_open():
+        import torch
+
+        torch.cuda._lazy_call(refresh)  # type: ignore[no-untyped-call]
 
 
 def _tables() -> list[Table]:
@@ -131,8 +134,22 @@ def _device(index: int | None) -> Device | None:
     return live_device(torch.cuda.current_device() if index is None else index)
 
 
+def _is_device_open() -> bool:
+    """Whether it cannot be told yet which GPU this process uses: asking would put one to use, rank 0's for all ranks.
+
+    Older releases of torch want the identity before anything is compiled.
+    """
+    import torch
+
+    named = all(a.device is not None for a in ACTIVE.activations)
+    in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return not named and torch.cuda.is_available() and not in_use
+
+
 def _identity() -> str:
     """Equal where the rows that can be used on this device are."""
+    if _is_device_open():
+        return digest(sorted(table.digest for table in _tables()))
     used = {
         op: list(dict.fromkeys(offer.table.digest for offer in _listed(op, None).offers))
         for op in TEMPLATES
