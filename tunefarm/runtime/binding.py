@@ -108,8 +108,7 @@ class Binding:
     def redeclare(self, name: str, value: Any) -> None:
         """The user assigns another list of configs, or another prune function, to the adopted kernel."""
         setattr(self.stock, name, value)
-        # Launches that were decided before are not to be repeated, though no pack has changed.
-        self._generation, self.quick, self.forms = -1, None, (know_nothing,)
+        self._generation, self.quick, self.forms = -1, None, (know_nothing,)  # No launch of before is repeated.
 
     # Eager launches.
 
@@ -181,11 +180,10 @@ class Binding:
             args: of the launch.
             kwargs: of the launch, `grid` and `warmup` among them.
         """
-        proven = choice.proven or choice.offer is None
         quick = self.quick
-        if quick is None or choice.config is None or choice.index is None or not proven or kwargs.get("warmup"):
+        if quick is None or quick.generation != choice.generation or choice.config is None or choice.index is None:
             return
-        if choice.generation != quick.generation:
+        if kwargs.get("warmup") or not (choice.proven or choice.offer is None):
             return
         values = {**dict(zip(self.signature.arguments, args, strict=False)), **kwargs}
         values.pop("grid", None), values.pop("warmup", None)
@@ -204,8 +202,7 @@ class Binding:
     def condemn(self, choice: Choice, error: Exception) -> None:
         """Never uses a choice's row again in this process: its config cannot be launched here."""
         assert choice.offer is not None
-        row = choice.offer.row
-        self._bad.add(row)
+        self._bad.add(row := choice.offer.row)
         for key in [key for key, other in self._memo.items() if other.offer is choice.offer]:
             del self._memo[key]
         log.error(
@@ -225,8 +222,7 @@ class Binding:
         return Choice(self.stock.configs[0] if plain else None, None, tally, index, known=bool(listed.offers))
 
     def _miss(self, problem: Problem, listed: Shortlist, reason: str) -> Tally:
-        terms = ACTIVE.terms
-        if terms is None:
+        if (terms := ACTIVE.terms) is None:
             return Tally()
         reason = reason or explain(listed.offers, listed.refused, problem, self.signature.specialised)
         if terms.strict or terms.on_miss == "error":
@@ -322,8 +318,7 @@ class Binding:
                     continue
                 listed.append(triton_config(config, pre_hook=next(iter(hooks.values()))))
             positions[config] = position
-        # Assigned whole: another thread may be choosing.
-        self._positions, self._all_configs = positions, listed
+        self._positions, self._all_configs = positions, listed  # Assigned whole: another thread may be choosing.
 
     # What a trace asks.
 
@@ -334,8 +329,7 @@ class Binding:
             if self._traceable:
                 self._prune = self._make_prune(self._generation)
             elif self._positions:
-                name = self.signature.name
-                ACTIVE.warn_once(f"{name}: inside torch.compile its packs are not used: {UNSELECTABLE}")
+                ACTIVE.warn_once(f"{self.signature.name}: in torch.compile its packs are not used: {UNSELECTABLE}")
         return bool(self._traceable)
 
     def _make_prune(self, generation: int) -> Any:
