@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from farm import KERNEL, Warm, tunefarm, write_experiment, write_landscape
+from farm import AS_DEFAULT, KERNEL, Warm, tunefarm, write_experiment, write_landscape
 
 ROOT = Path(__file__).parents[1]
 # With MARK=1 it does not compile.
@@ -84,6 +85,23 @@ def test_what_is_not_there_is_said_with_what_is(
     assert done.returncode == 2
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_without_a_function_as_reference_there_is_nothing_to_compare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tunefarm.cli.opening import open_experiment
+    from tunefarm.device import nominal
+    from tunefarm.plan import Target, plan
+    from tunefarm.repro import script
+
+    for kernel, told in ((KERNEL, "there is no reference"), (AS_DEFAULT, "the default's outputs are the reference")):
+        resolved = open_experiment(write_experiment(tmp_path, kernel))
+        (study,) = plan(resolved, [Target(device=nominal("sm_90"))])
+        made: dict[str, Any] = {"__name__": "repro"}
+        exec(script(resolved, study, 0, ["from a test"]), made)
+        assert made["compare"]([]) is True
+        assert told in capsys.readouterr().out
 
 
 def test_inputs_of_the_script_are_those_of_the_sweep(tmp_path: Path) -> None:

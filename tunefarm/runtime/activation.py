@@ -41,8 +41,8 @@ def activate(
 ) -> Pack | None:
     """Puts a pack into use for kernels marked with `autotune` and for installed ones, now and later.
 
-    What Inductor generates takes its own way where no row answers, whatever `on_miss` and `strict` say; what it has
-    compiled before stays.
+    Kernels that Inductor generates go their own way where no row answers, whatever `on_miss` and `strict` say; to its
+    matrix products both apply, and a miss is the library's call. What it has compiled before stays.
 
     Of several active packs the later one answers first; its word on misses counts. What torch.compile has compiled
     before is compiled again, except with kernels of Inductor's, not yet installed, or that restore or zero arguments.

@@ -105,8 +105,12 @@ def _listed(device: Device) -> dict[str, Offer]:
 
 
 def _is_usable(config: Config) -> bool:
-    flat = config.flat
-    return {"num_warps", "num_stages"} <= flat.keys() and all(type(value) is int for value in flat.values())
+    from torch._inductor.runtime import hints
+
+    # Inductor leaves masks out where its greatest block divides the size: one beyond would write out of bounds.
+    greatest = {f"{axis}BLOCK": size for axis, size in getattr(hints, "TRITON_MAX_BLOCK", {}).items()}
+    numbers = all(type(value) is int and 0 < value <= greatest.get(name, value) for name, value in config.flat.items())
+    return {"num_warps", "num_stages"} <= config.flat.keys() and numbers
 
 
 def _entry(config: Config) -> dict[str, int]:
