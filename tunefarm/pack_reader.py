@@ -252,7 +252,7 @@ class _Reader:
         parts = {part: self.scalars(data, part, at) for part in ("params", "options")}
         for part, values in parts.items():
             if named := sorted(values.keys() & FOREIGN_CODE):
-                raise PackError("names a file of code to run in the kernel's place", file=self.file,
+                raise PackError("may name a file of code to run in the kernel's place", file=self.file,
                                 key=f"{at}.{part}.{named[0]}", hint="a pack holds no code: use another")  # fmt: skip
         try:
             return Config(**parts)

@@ -18,6 +18,7 @@ from tunefarm.runtime import generated, templates
 from tunefarm.runtime.active import ACTIVE
 from tunefarm.runtime.autotuner import adopt, autotuners
 from tunefarm.runtime.environment import Wishes, wishes
+from tunefarm.runtime.kernels import jitted
 from tunefarm.runtime.lookup import POLICIES, Activation
 from tunefarm.runtime.plain import adopt_plain, plain_kernels
 from tunefarm.runtime.ranks import settle
@@ -189,7 +190,9 @@ def install(target: Any, *, plain: bool = False) -> list[str]:
             ) from None
     tuned = {id(tuner): tuner for tuner in autotuners(target)}
     asked = plain or not isinstance(target, ModuleType)
-    bare = {id(kernel): kernel for kernel in plain_kernels(target)} if asked else {}
+    # One that an autotuner launches has its options from there.
+    inner = {id(jitted(tuner)) for tuner in tuned.values()}
+    bare = {id(k): k for k in plain_kernels(target) if id(k) not in inner} if asked else {}
     if not tuned and not bare:
         name = getattr(target, "__name__", target)
         if asked:
