@@ -153,6 +153,7 @@ class Binding:
         generation, memo = self._generation, self._memo
         values = {**self._defaults, **dict(zip(self.signature.arguments, args, strict=False)), **kwargs}
         key: list[Any] = [values.get(name) for name in self._dims]
+        key += [type(value) for value in key]  # 512 == 512.0, and True == 1: equal keys, other calls
         index = None
         for name in self._tensors:
             value = values.get(name)
