@@ -69,6 +69,8 @@ workload = tunefarm.Workload(
 )
 """
 
+AS_DEFAULT = KERNEL.replace('    name="fill",', '    name="fill",\n    reference="default",')
+
 EXPERIMENT: dict[str, Any] = {
     "name": "fill",
     "workload": "kernels.py:workload",

@@ -137,6 +137,14 @@ def test_on_miss_is_one_of_four() -> None:
         activate(make_pack(own), on_miss="guess")
 
 
+def test_terms_of_another_kind_are_refused_before_the_first_launch() -> None:
+    with pytest.raises(UserError, match=r"device is 'H100' \(it is a tunefarm.Device"):
+        activate(make_pack(own), device="H100")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"on_disagreement is 'rank1' .*error, rank0"):
+        activate(make_pack(own), on_disagreement="rank1")
+    assert active.ACTIVE.activations == []
+
+
 def test_replayed_rows_are_refused_unless_allowed(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +171,17 @@ def test_the_later_pack_wins_and_the_earlier_fills_in(monkeypatch: pytest.Monkey
     for n in (256, 512):
         own[(1,)](x, x, n)
     assert launched == [1024, 256]
+
+
+def test_equal_numbers_of_different_types_are_different_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row answers integers: whichever comes first, 512.0 misses and 512 does not."""
+    launched: list[int] = []
+    monkeypatch.setattr(own.fn, "run", lambda *_, BLOCK, **__: launched.append(BLOCK))
+    activate(make_pack(own, *LADDER), device=SM_90)
+    x = torch.zeros(2048)
+    for n in (512.0, 512, 256, 256.0):
+        own[(1,)](x, x, n)
+    assert launched == [64, 256, 128, 64]
 
 
 def test_report_counts_and_explains(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +233,9 @@ def test_install_of_nothing_is_an_error() -> None:
     for target in (ModuleType("empty"), 3):
         with pytest.raises(UserError, match="holds no kernel"):
             install(target)
+    for name in ("", ".kernels"):
+        with pytest.raises(UserError, match=r"is no module .*whole dotted name"):
+            install(name)
 
 
 def test_a_third_partys_autotuner_class_keeps_its_behaviour(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import triton
 from runtime_kernels import CONFIGS, LADDER, SM_90, block, foreign, make_pack, make_row, own
 
+import tunefarm
 from tunefarm.errors import MissError
+from tunefarm.runtime import binding
 from tunefarm.runtime.activation import activate, deactivate, install
-from tunefarm.runtime.autotuner import adopt
+from tunefarm.runtime.autotuner import BINDING, adopt
 from tunefarm.runtime.reporting import report
 
 
@@ -58,3 +62,48 @@ def test_tf_078_a_thousand_lengths_take_one_config_a_range_and_no_benchmark(
     assert {b for n, b in used.items() if n <= 8500} == {128}
     assert {b for n, b in used.items() if n > 8500} == {256}
     assert (report().num_hits, report().num_misses) == (1000, 0)
+
+
+def test_a_redeclared_kernel_repeats_no_launch_of_before(chosen: Callable[..., int]) -> None:
+    again = tunefarm.autotune(configs=CONFIGS, key=["n"])(foreign.fn)
+    again.__dict__[BINDING].forms = (lambda *_, **__: "as before",)
+    x = torch.zeros(256)
+    assert again[(1,)](x, x, 256) == "as before"
+    again.configs = CONFIGS[1:]
+    assert chosen(again, x, x, 256) == 32
+
+
+def test_packs_that_change_while_a_call_is_decided_are_seen_by_the_next(
+    chosen: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by another thread."""
+    x, stock = torch.zeros(256), binding.shortlist
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        found = stock(*args, **kwargs)
+        monkeypatch.setattr(binding, "shortlist", stock)
+        activate(make_pack(own, make_row(256, block(512))), device=SM_90)
+        assert own.config_for(x, x, 256) == block(512)
+        return found
+
+    activate(make_pack(own, make_row(256, block(128))), device=SM_90)
+    monkeypatch.setattr(binding, "shortlist", interrupted)
+    assert chosen(own, x, x, 256) == 128
+    assert chosen(own, x, x, 256) == 512
+    assert chosen(own, x, x, 512) == 64
+
+
+def test_a_launch_under_packs_of_before_is_not_kept() -> None:
+    kept: list[Any] = []
+    bound, x = own.__dict__[BINDING], torch.zeros(256)
+    activate(make_pack(own, make_row(256, block(128))), device=SM_90)
+    for is_late in (False, True):
+        choice = bound.choose((x, x, 256), {})
+        choice.index, choice.proven = 0, True
+        if is_late:
+            activate(make_pack(own, make_row(256, block(512))), device=SM_90)
+            bound.choose((x, x, 256), {})
+        quick = SimpleNamespace(generation=bound.quick.generation, keep=lambda *a: kept.append(a), forms=())
+        bound.quick = quick
+        bound.keep(choice, None, (x, x, 256), {})
+    assert [config.kwargs["BLOCK"] for _, config, *_ in kept] == [128]

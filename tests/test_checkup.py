@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from farm import GPU, KERNEL, TOOLCHAIN, smooth, write_experiment, write_landscape
+from farm import AS_DEFAULT, GPU, KERNEL, TOOLCHAIN, smooth, write_experiment, write_landscape
 from recorded import SOFTMAX, pack_of
 from rigged import Pretended
 from typer.testing import CliRunner
@@ -28,6 +28,7 @@ from tunefarm.dispatch import Dispatch
 from tunefarm.errors import UserError
 from tunefarm.fleet.inline import InlineFleet
 from tunefarm.pack import Pack, dumps, seal
+from tunefarm.spec.workload import load_workload
 from tunefarm.testing import check_pack
 from tunefarm.trial import FINAL, Failure, Measurement, Outcome
 
@@ -159,6 +160,9 @@ def answer(medians_ms: Mapping[str, float], disturbed: str, question: Question) 
     assert question.interleaved
     assert question.fresh
     assert question.rung == FINAL
+    # Where the default's outputs are the right ones, a meter fails all without it.
+    by_default = load_workload(question.ref).compares_with_default
+    assert by_default is (question.baseline is not None and question.baseline.artifact is not None)
     noise = 1 + 0.005 * np.random.default_rng(3).standard_normal(question.num_samples)
     answers = []
     for candidate in question.candidates:
@@ -179,16 +183,22 @@ def answer(medians_ms: Mapping[str, float], disturbed: str, question: Question) 
 @pytest.fixture
 def checked(own: InlineFleet, tmp_path: Path, store: Path) -> Callable[..., Checked]:
     """The verdict on a row of 1 ms whose default took 2 ms, if they now take so long."""
-    path = write_experiment(tmp_path)
+    return checks_of(own, tmp_path, store)
+
+
+def checks_of(own: InlineFleet, tmp_path: Path, store: Path, kernel: str = KERNEL) -> Callable[..., Checked]:
+    path = write_experiment(tmp_path, kernel)
     write_landscape(path)
     (table,) = pack_of(path, source="measured").tables
     (row,) = table.rows
     row = replace(row, config=BEST, median_ms=1.0, interval_ms=(0.99, 1.01), default=DEFAULT, default_ms=2.0, gain=2.0)
 
-    def ask(best_ms: float | None, default_ms: float | None, disturbed: str = "", **changes: Any) -> Checked:
+    def ask(
+        best_ms: float | None, default_ms: float | None, disturbed: str = "", layer: int = 1, **changes: Any
+    ) -> Checked:
         times = {c.key: ms for c, ms in ((BEST, best_ms), (DEFAULT, default_ms)) if ms is not None}
         dispatch = Dispatch(Pretended(own, partial(answer, times, disturbed)))
-        tables = [replace(table, rows=(replace(row, **changes),))]
+        tables = [replace(table, rows=(replace(row, **changes),), layer=layer)]
         resolved = [open_experiment(path)]
         sites = open_sites(resolved, tables, dispatch, BuildStore(store / "builds"), [GPU], "gpu", lambda *_: None)
         (found,) = check(tables, sites, TOLERANCE)
@@ -235,3 +245,17 @@ def test_a_row_that_does_not_compile(checked: Callable[..., Checked]) -> None:
     found = checked(1.0, 2.0, config=broken)
     assert found.verdict is Verdict.FAILED
     assert "arange's range must be a power of 2" in found.reason
+
+
+def test_rows_are_compared_with_the_default_where_that_is_the_reference(
+    own: InlineFleet, tmp_path: Path, store: Path
+) -> None:
+    other = replace(DEFAULT, options=type(DEFAULT.options)(num_warps=1))
+    for default in (DEFAULT, other, None):  # what it was compared with is another thing than what was used before
+        checked = checks_of(own, tmp_path, store, AS_DEFAULT)
+        assert checked(1.0, 2.0, default=default).verdict is Verdict.OK
+
+
+def test_rows_of_another_layer_are_of_another_kernel(checked: Callable[..., Checked]) -> None:
+    found = checked(1.0, 2.0, layer=3)
+    assert (found.verdict, found.reason) == (Verdict.UNCHECKED, "no experiment given launches this kernel")

@@ -275,6 +275,14 @@ def test_a_config_that_inductor_could_not_read_is_left_out():
     assert chosen() is None
 
 
+@pytest.mark.parametrize("block", [0, -64, 8192])
+def test_a_block_beyond_inductors_greatest_is_left_out(block: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Inductor leaves masks out by its greatest block."""
+    activate(seal(Pack(tables=(table(block=block),))), device=H100)
+    assert KEY not in inductor.autotune_lookup_table
+    assert "is no config that Inductor's table can hold" in caplog.text
+
+
 def test_packs_keep_every_kernel_of_a_name():
     old, new = pack(table()), pack(table(key="0" * 64))
     assert {t.source_hash for t in update(old, new).tables} == {KEY, "0" * 64}

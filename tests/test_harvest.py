@@ -17,8 +17,10 @@ from tunefarm.bench.launch import learn
 from tunefarm.bench.tensors import make_inputs
 from tunefarm.config import Config
 from tunefarm.device import nominal
+from tunefarm.errors import SpecError
 from tunefarm.frozen import FrozenMap
 from tunefarm.generated import public
+from tunefarm.inductor.harvest import _explained
 from tunefarm.pack import Match, Pack, Provenance, Row, Table, dumps, seal
 from tunefarm.spec.experiment import load_experiment, resolve
 
@@ -45,6 +47,13 @@ def gathered(function: str, arch: str, folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("harvest")
+
+
+@pytest.mark.parametrize("code", [0, 5])
+def test_a_function_that_exits_is_an_error(code: int) -> None:
+    says = rf"train.py:block raised SystemExit: {code} \(it returns"
+    with pytest.raises(SpecError, match=says), _explained("train.py:block"):
+        raise SystemExit(code)
 
 
 def corners(resolved: Any) -> list[Config]:

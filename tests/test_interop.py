@@ -319,3 +319,7 @@ def test_replayed_rows_are_exported_only_on_request_and_packs_are_not_overwritte
     with pytest.raises(UserError, match="replayed"):
         run(*words)
     assert "2 rows of norm_kernel" in run(*words, "--allow-replayed")
+    with pytest.raises(UserError, match="cannot be written"):
+        run(*words[:4], "-o", str(path), *words[6:], "--allow-replayed")
+    with pytest.raises(UserError, match="cannot be written"):
+        run("import", str(path), "--from", "fla", "-o", str(path / "pack.json"), *KEY_NAMES)

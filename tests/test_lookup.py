@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tunefarm.config import Config
+from tunefarm.config import LIBRARY, Config
 from tunefarm.device import Device
 from tunefarm.frozen import FrozenMap
 from tunefarm.pack import Code, Match, Pack, Provenance, Row, Table
@@ -228,3 +228,20 @@ def test_tf_073_a_config_that_cannot_fit_is_refused_before_any_launch() -> None:
         assert reason.endswith("takes 200000 bytes of shared memory, a block on NVIDIA H200 has 101376")
         assert find(found.offers, make_call(), ()) is None
         assert find(found.offers, make_call(2048), ()) is not None
+
+
+def test_inductor_is_given_nothing_that_might_not_fit_another_device() -> None:
+    """Its one choice is all it has: where that cannot be compiled, the job ends."""
+    other = make_device(name="NVIDIA GH200 480GB", num_sms=131)
+    (table,) = make_activation(make_match((0, 1024))).pack.tables
+    (row,) = table.rows
+    known = replace(row, code=Code(sha256="c" * 64, registers=40, spills=0, shared_bytes=1024))
+    library = replace(row, config=LIBRARY)
+    for each, layer, here, fits in (
+        (row, 2, make_device(), True), (row, 2, other, False), (row, 3, other, False), (row, 1, other, True),
+        (known, 2, other, True), (library, 2, other, True),
+    ):  # fmt: skip
+        parts = FrozenMap({**table.key_parts, "torch": "2.11.0"})
+        pack = Pack(tables=(replace(table, rows=(each,), layer=layer, key_parts=parts),))
+        found = shortlist([Activation(pack=pack, label="p")], "k", "a", here, "3.6.0", layer=layer, torch="2.11.0")
+        assert (bool(found.offers), bool(found.refused)) == (fits, not fits)

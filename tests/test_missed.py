@@ -57,6 +57,8 @@ def write(folder: Path, **sections: Any) -> None:
     write_experiment(folder, TUNED, export="packs/fill.json", **sections)
 
 
+REPORT = '{"format": "tunefarm-report", "version": 1, "misses": [%s]}'
+MISS = '{"kernel": "fill_kernel", "problem": %s, "launches": %s, "graphs": 0}'
 MISSES = ("misses", "reports", "-e", "experiment.yaml")
 SWEEP = ("--fleet", "inline", "--tracking", "none", "--quiet")
 
@@ -107,6 +109,10 @@ def test_what_cannot_be_solved_is_left_out_with_the_reason(tmp_path: Path, store
     written = yaml.safe_load((tmp_path / "missed.yaml").read_text())
     assert written["problems"] == [{"n": 2048, "dtype": "fp32", "weight": 4}]
     assert written["devices"] == [{"arch": "sm_90"}]
+    before = (tmp_path / "experiment.yaml").read_text()
+    over = warm(*MISSES, "-o", "experiment.yaml", folder=tmp_path, store=store)
+    assert (over.returncode, over.stderr.count("is there, and something else")) == (2, 1)
+    assert (tmp_path / "experiment.yaml").read_text() == before
     report["misses"] = misses[-1:]
     (tmp_path / "reports/rank0.json").write_text(json.dumps(report))
     none = warm(*MISSES, "-o", "none.yaml", folder=tmp_path, store=store)
@@ -117,7 +123,11 @@ def test_what_cannot_be_solved_is_left_out_with_the_reason(tmp_path: Path, store
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [("a.json", "{}", "reports/a.json: is no report"), ("a.txt", "", "reports: holds no reports"),
-     ("a.json", '{"format": "tunefarm-report", "version": 1, "misses": [{}]}', "reports/a.json: is damaged")],
+     ("a.json", '{"format": "tunefarm-report", "version": 1, "misses": [{}]}', "reports/a.json: is damaged"),
+     ("a.json", REPORT % "", "reports: tells of no missed call in 1 report"),
+     ("a.json", REPORT % (MISS % ("[]", "1")), "reports/a.json: is damaged"),
+     ("a.json", REPORT % (MISS % ("null", "-5")), "reports/a.json: is damaged: ValueError('launches is -5')"),
+     ("a.json", REPORT % (MISS % ("null", "1e999")), "reports/a.json: is damaged")],
 )  # fmt: skip
 def test_bad_reports(tmp_path: Path, store: Path, warm: Warm, name: str, text: str, says: str) -> None:
     write_experiment(tmp_path)

@@ -171,6 +171,12 @@ def test_a_command_that_changes_its_mind(folder: Path) -> None:
     assert "was bad and is good now: the command is not steady" in output
 
 
+def test_a_signal_without_a_name(folder: Path) -> None:
+    code, output = run(folder, judge="import os\nif 3 in blocks:\n    os.kill(os.getpid(), 40)")
+    assert code == 0, output
+    assert "bad   rows 1-6: signal 40" in output
+
+
 def test_bad_input(folder: Path) -> None:
     assert "cannot run nowhere-to-be-found: No such file" in run(folder, "--", "nowhere-to-be-found")[1]
     assert "Missing argument" in run(folder)[1]

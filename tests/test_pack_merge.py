@@ -205,6 +205,18 @@ def test_git_merges_what_its_own_merge_would_call_a_conflict(repository: Reposit
     assert repository.git("status", "--porcelain") == ""
 
 
+def test_a_merge_goes_into_a_new_file_or_a_pack(tmp_path: Path) -> None:
+    a, other = tmp_path / "a.json", tmp_path / "train.py"
+    a.write_text(dumps(pack(table(row(16)))))
+    other.write_text("import torch\n")
+    for out, says in ((other, "is there and no sound pack"), (tmp_path, "cannot be"), (other / "b.json", "cannot be")):
+        done = CliRunner().invoke(app, ["pack", "merge", str(a), str(a), "-o", str(out)])
+        assert isinstance(done.exception, UserError)
+        assert says in str(done.exception)
+    assert other.read_text() == "import torch\n"
+    assert CliRunner().invoke(app, ["pack", "merge", str(a), str(a), "-o", str(a)]).exit_code == 0
+
+
 def test_git_merges_a_pack_that_both_sides_added(repository: Repository) -> None:
     branches(repository, None, pack(table(row(16))), pack(table(row(256))))
     repository.git("merge", "--no-edit", "theirs")

@@ -183,6 +183,27 @@ def test_a_job_goes_on_without_rows_that_make_no_sense(
         activate(file, device=SM_90, strict=True)
 
 
+@pytest.mark.parametrize("part", ["params", "options"])
+@pytest.mark.parametrize("name", ["ir_override", "extern_libs", "ptx_options"])
+def test_a_row_cannot_have_code_of_a_file_run_in_the_kernels_place(
+    part: str, name: str, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    launched: list[Any] = []
+    monkeypatch.setattr(own.fn, "run", lambda *_, **passed: launched.append((passed["BLOCK"], name in passed)))
+
+    def spoil(data: Any) -> None:
+        data["tables"][0]["rows"][0]["config"][part][name] = "/tmp/other.ptx"
+
+    file.write_text(changed(make_pack(own, *LADDER), spoil))
+    with pytest.raises(PackError, match=rf"config\.{part}\.{name}: may name a file of code"):
+        load_pack(file)
+    with caplog.at_level(logging.WARNING):
+        activate(file, device=SM_90)
+        own[(1,)](torch.zeros(256), torch.zeros(256), 256)
+    assert launched == [(64, False)]
+    assert f"config.{part}.{name}" in caplog.text
+
+
 def test_rows_are_one_line_each() -> None:
     row: Row = make_row(16, 8, 45)
     assert dumps(seal(Pack(tables=(make_table(row),)))).count('{"config"') == 1

@@ -6,12 +6,14 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import plain_kernels
 import pytest
 import torch
 import triton
+import triton.language as tl
 from farm import tunefarm as run_tunefarm
 from farm import write_experiment, write_landscape
 from plain_kernels import scale, scale_kernel
@@ -124,6 +126,20 @@ def test_a_module_s_own_kernels_are_installed_when_asked() -> None:
     assert install("plain_kernels", plain=True) == ["scale_kernel", "squared"]
     with pytest.raises(UserError, match="no kernel of Triton's"):
         install("json", plain=True)
+
+
+def test_a_kernel_that_an_autotuner_launches_has_its_options_from_there(launches: Launches) -> None:
+    @triton.jit
+    def inner(x, n, BLOCK: tl.constexpr):
+        tl.store(x, n)
+
+    module = ModuleType("theirs")
+    tuner = triton.autotune(configs=[triton.Config({"BLOCK": 64}, num_warps=2)], key=["n"])(inner)
+    inner.fn.__module__ = "theirs"
+    vars(module).update(inner=inner, tuned=tuner)
+    assert install(module, plain=True) == ["inner"]
+    assert type(inner) is JITFunction
+    assert type(tuner).__name__ == "PackedAutotuner"
 
 
 def test_an_installed_kernel_and_what_it_calls_are_compiled_as_ever() -> None:

@@ -33,6 +33,11 @@ def kernel(x, y, n, stride, seed, scale, flag, bias=None, MODE: tl.constexpr = "
     tl.store(y + at, tl.load(x + at * stride, mask=at < n) * scale, mask=at < n)
 
 
+@triton.jit
+def shadowing(x, len, callable, BLOCK: tl.constexpr):
+    tl.store(x + tl.arange(0, BLOCK), len * callable)
+
+
 CONFIG = triton.Config({"BLOCK": 128}, num_warps=2)
 
 
@@ -163,6 +168,17 @@ def test_two_kinds_only_if_triton_compiles_one_kernel_for_both() -> None:
                     assert alike[0] == alike[1], (first, second)
                     assert constants[0] == constants[1]
             assert launch(quick, first) is compiled
+
+
+def test_parameters_may_have_names_of_builtins() -> None:
+    tuner = Tuner()
+    tuner.fn, tuner.base_fn = shadowing, shadowing.fn
+    quick = quick_module.make_quick(tuner, signature_of(shadowing), [], ACTIVE.generation)
+    assert quick is not None
+    values = {"x": torch.zeros(8), "len": 3, "callable": 5}
+    compiled, _ = kept(quick, values)
+    assert launch(quick, values, lambda meta: (meta["len"],)) is compiled
+    assert compiled.launches[0][:3] == (3, 1, 1)
 
 
 def test_what_is_launched_depends_on_the_device(machine: Machine) -> None:

@@ -36,6 +36,12 @@ def answer_nothing(question: Question) -> Any:
     raise SpecError("the reference of fill raised ValueError: no")
 
 
+def answer_by_default(question: Question) -> Any:
+    assert question.baseline is not None
+    assert question.baseline.artifact is not None
+    return answer_smoothly(question)
+
+
 @pytest.fixture
 def own() -> Iterator[InlineFleet]:
     made = InlineFleet([GPU], num_builders=2)
@@ -109,3 +115,11 @@ def test_a_workload_that_cannot_be_measured_is_the_user_s_to_mend(
 ) -> None:
     with pytest.raises(SpecError, match=r"experiment.yaml:1: workload: the reference of fill raised ValueError"):
         record_on(Pretended(own, answer_nothing), write_experiment(tmp_path), store)
+
+
+def test_candidates_are_compared_with_the_default_where_that_is_the_reference(
+    tmp_path: Path, own: InlineFleet, store: Path
+) -> None:
+    space = {"BLOCK": [64, 128], "MARK": [0], "num_warps": [4]}
+    made = record_on(Pretended(own, answer_by_default), write_experiment(tmp_path, farm.AS_DEFAULT, space=space), store)
+    assert [entry.outcome for entry in made.problems[0].entries] == [Outcome.OK] * 2

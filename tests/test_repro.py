@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from farm import KERNEL, Warm, tunefarm, write_experiment, write_landscape
+from farm import AS_DEFAULT, KERNEL, Warm, tunefarm, write_experiment, write_landscape
 
 ROOT = Path(__file__).parents[1]
 # With MARK=1 it does not compile.
@@ -75,7 +76,9 @@ def test_a_trial_that_did_not_compile_shows_why(folder: Path, store: Path, warm:
      (("sweeps/fill", "BLOCK=7", *STUDY), "and 8 more; and `winner`"),
      (("sweeps/fill", "0", *STUDY[:4]), "has 2 studies that may be meant (name one with --study: 'fill sm_90 1000"),
      (("sweeps/fill", "0", *STUDY[:5], "fill"), "has no study 'fill'"),
-     (("sweeps/none", "0", *STUDY), "sweeps/none")],
+     (("sweeps/none", "0", *STUDY), "sweeps/none: no such file (name the folder of a sweep"),
+     (("kernels.py", "0", *STUDY), "kernels.py: tells of no study (name the folder of a sweep"),
+     (("sweeps/fill", "0", *STUDY[:2], "-o", "kernels.py", *STUDY[4:]), "kernels.py: is there, and something else")],
 )  # fmt: skip
 def test_what_is_not_there_is_said_with_what_is(
     folder: Path, store: Path, warm: Warm, arguments: tuple[str, ...], says: str
@@ -84,6 +87,23 @@ def test_what_is_not_there_is_said_with_what_is(
     assert done.returncode == 2
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_without_a_function_as_reference_there_is_nothing_to_compare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tunefarm.cli.opening import open_experiment
+    from tunefarm.device import nominal
+    from tunefarm.plan import Target, plan
+    from tunefarm.repro import script
+
+    for kernel, told in ((KERNEL, "there is no reference"), (AS_DEFAULT, "the default's outputs are the reference")):
+        resolved = open_experiment(write_experiment(tmp_path, kernel))
+        (study,) = plan(resolved, [Target(device=nominal("sm_90"))])
+        made: dict[str, Any] = {"__name__": "repro"}
+        exec(script(resolved, study, 0, ["from a test"]), made)
+        assert made["compare"]([]) is True
+        assert told in capsys.readouterr().out
 
 
 def test_inputs_of_the_script_are_those_of_the_sweep(tmp_path: Path) -> None:

@@ -66,6 +66,11 @@ def test_what_is_not_there_is_an_error_that_names_it(name: str, tmp_path: Path) 
         activate(name)
 
 
+def test_an_empty_name_is_not_the_working_folder() -> None:
+    with pytest.raises(PackError, match="has no name"):
+        activate("")
+
+
 def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PackError, match="folder without packs"):
         activate(tmp_path)

@@ -172,6 +172,38 @@ def test_rows_of_another_torch_or_template_are_refused_once(caplog: pytest.LogCa
         deactivate()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"GROUP_M": "8\nimport os"}, {"GROUP_M": 4.0}, {"BLOCK_K": "64"}, {"BLOCK_K": None},
+        {"X : tl.constexpr = 1\nimport os": 1}, {"ACC_TYPE": 1}, {"BLOCK_M": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_row_says_numbers_under_known_names_and_nothing_else(
+    change: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Inductor writes a config into the text of a module."""
+    from torch._inductor.select_algorithm import ExternKernelCaller
+
+    config = replace(CONFIG, params=FrozenMap({**CONFIG.params, **change}))
+    activate(pack_of((gemm_asked(aten.mm.default, A, B), config)), device=H200)
+    with caplog.at_level(logging.WARNING, "tunefarm.runtime"):
+        ((_, (choice,)),) = lower(aten.mm.default, A, B)
+    assert isinstance(choice, ExternKernelCaller)
+    assert "is no config of Inductor's template" in caplog.text
+    assert report().num_hits == 0
+
+
+def test_a_row_without_a_block_is_not_used() -> None:
+    from torch._inductor.select_algorithm import ExternKernelCaller
+
+    config = replace(CONFIG, params=FrozenMap(BLOCK_M=64))
+    activate(pack_of((gemm_asked(aten.mm.default, A, B), config)), device=H200)
+    ((_, (choice,)),) = lower(aten.mm.default, A, B)
+    assert isinstance(choice, ExternKernelCaller)
+
+
 def test_a_strict_job_is_told_of_a_miss() -> None:
     from torch._inductor.exc import InductorError  # noqa: F401 (what compile_fx would wrap it in)
 
@@ -277,6 +309,28 @@ def test_a_torch_that_cannot_be_told_is_said_once(
     with pytest.raises(MissError, match="rows for Inductor's templates are not used"):
         activate(pack, device=H200, strict=True)
     assert report().packs == ()
+
+
+def test_an_older_torch_is_told_of_the_rows_once_cuda_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking which GPU is the current one would put rank 0's to use on all ranks, and forbid to fork."""
+    from torch._inductor import config
+
+    later: list[Any] = []
+    pack = pack_of((gemm_asked(aten.mm.default, A, B), CONFIG))
+    settings = config._config  # type: ignore[attr-defined]
+    monkeypatch.delattr(config, "_cache_config_factory_keys")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_lazy_call", later.append)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: pytest.fail("puts CUDA to use"))
+    activate(pack)
+    early = settings["lookup_table.table"].default
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr("tunefarm.runtime.templates.live_device", lambda _: H200)
+    (settle,) = later
+    settle()
+    assert settings["lookup_table.table"].default != early
+    deactivate()
 
 
 def test_a_pack_without_such_rows_does_not_import_torch() -> None:

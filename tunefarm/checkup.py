@@ -96,10 +96,18 @@ class Site:
         """The kernel it launches."""
         return self.errands.resolved.workload.signature.kernel
 
+    def packs(self, table: Table) -> bool:
+        """Whether a table is of its kernel, perhaps of another edition.
+
+        Inductor names many kernels alike: those of one text are meant.
+        """
+        _, source, layer = self.errands.resolved.workload.packed_as
+        return (table.kernel, table.layer) == (self.kernel, layer) and (layer == 1 or table.source_hash == source)
+
 
 def find_study(table: Table, row: Row, sites: Sequence[Site]) -> tuple[Site, PlannedStudy] | str:
     """The study at whose problem a row was measured, or why there is none."""
-    mine = [site for site in sites if site.kernel == table.kernel]
+    mine = [site for site in sites if site.packs(table)]
     if not mine:
         return "no experiment given launches this kernel"
     here = [(site, study) for site in mine for study in site.studies if study.study.device.key == table.device.key]
@@ -181,7 +189,7 @@ def check(tables: Sequence[Table], sites: Sequence[Site], tolerance: float) -> l
         _same_timer(table, site)
     for site in sites:
         mine = [(row, at[1]) for _, row, at in found if at[0] is site and at[1].target.meter == "gpu"]
-        site.errands.build((study.call, config) for row, study in mine for config in _configs(row, study))
+        site.errands.build((study.call, config) for row, study in mine for config in _builds(row, study))
     # Whoever looks at all rows together would otherwise be alarmed by one of them sooner or later.
     terms = _Terms(tolerance=tolerance, confidence=1 - (1 - CONFIDENCE) / max(1, len(found)))
     return [
@@ -218,6 +226,11 @@ def _configs(row: Row, study: PlannedStudy) -> Collection[Config]:
     return dict.fromkeys([row.config, *([] if default is None else [default])])
 
 
+def _builds(row: Row, study: PlannedStudy) -> Collection[Config]:
+    """Also the study's own default, with whose outputs the others' may have to be compared."""
+    return dict.fromkeys([*_configs(row, study), *([] if study.default is None else [study.default])])
+
+
 def _sit(table: Table, row: Row, site: Site, study: PlannedStudy, terms: _Terms) -> Checked:
     """Holds the sitting of a row and its default."""
     candidates = []
@@ -252,6 +265,7 @@ def _answers(errands: Errands, study: PlannedStudy, candidates: Sequence[Candida
     asked = question(
         errands.resolved.experiment, study.call, candidates, rung=FINALS.number, num_samples=FINALS.num_samples,
         max_samples=FINALS.max_samples, precision=FINALS.precision, interleaved=True, fresh=True,
+        baseline=errands.baseline(study),
         landscape=str(Path(study.target.landscape).resolve()) if replay else "",
     )  # fmt: skip
     ((_, result),) = errands.ask([asked])

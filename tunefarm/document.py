@@ -78,6 +78,8 @@ def read_bytes(path: Path, *, error: type[DocumentError] = DocumentError, max_by
             data = file.read(max_bytes + 1)
     except FileNotFoundError:
         raise error("no such file", file=str(path)) from None
+    except IsADirectoryError:
+        raise error("is a folder", file=str(path), hint="name a file") from None
     except (OSError, EOFError) as e:
         raise error(f"cannot be read: {e.__class__.__name__}: {e}", file=str(path)) from None
     except Exception as e:  # zlib.error is not an OSError

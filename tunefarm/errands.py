@@ -13,7 +13,7 @@ from tunefarm.builds import BuildBoard
 from tunefarm.config import Config
 from tunefarm.dispatch import MEASURE_TIMEOUT_S, Dispatch, Done
 from tunefarm.errors import InfrastructureError
-from tunefarm.plan import Call, located
+from tunefarm.plan import Call, PlannedStudy, located
 from tunefarm.schedule.events import Job
 from tunefarm.spec.experiment import Resolved
 from tunefarm.trial import FINAL
@@ -84,6 +84,13 @@ class Errands:
     def candidate(self, call: Call, number: int, config: Config) -> Candidate:
         """A config that was built, as a meter needs it."""
         return self.built(call, config).candidate(number)
+
+    def baseline(self, study: PlannedStudy) -> Candidate | None:
+        """The default config, which was built, where its outputs are the right ones; None elsewhere, or if it fails."""
+        if not self.resolved.workload.compares_with_default or study.default is None or study.target.meter != "gpu":
+            return None
+        built = self.built(study.call, study.default)
+        return built.candidate(-1) if built.failure is None else None
 
     def ask(self, questions: Sequence[Question]) -> Iterator[tuple[Question, Answers | str]]:
         """Answers to questions as they come; a string says why there is none.

@@ -18,7 +18,7 @@ from typing import Any
 
 from tunefarm.bench.launch import learn
 from tunefarm.bench.tensors import make_inputs
-from tunefarm.config import Value
+from tunefarm.config import Value, counted
 from tunefarm.device import nominal
 from tunefarm.document import parse_json, read_text
 from tunefarm.errors import DocumentError, SpecError
@@ -30,6 +30,9 @@ from tunefarm.spec.experiment import Resolved
 
 MAX_TRIES = 3000
 """Assignments of variables that are tried for one missed call; each takes a millisecond or two."""
+
+MARK = "# Calls that a job missed"
+"""How an experiment made of them begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +101,18 @@ def read_misses(folder: Path) -> tuple[list[Missed], int]:
             for miss in data["misses"]:
                 problem = None if miss["problem"] is None else Problem.from_json(miss["problem"])
                 tally = sums.setdefault((str(miss["kernel"]), problem), [0, 0])
-                tally[0] += int(miss["launches"])
-                tally[1] += int(miss["graphs"])
-        except (KeyError, TypeError, ValueError) as e:
+                for place, word in enumerate(("launches", "graphs")):
+                    if type(miss[word]) is not int or miss[word] < 0:
+                        raise ValueError(f"{word} is {miss[word]!r}")
+                    tally[place] += miss[word]
+        except (AttributeError, KeyError, TypeError, ValueError) as e:
             raise DocumentError(f"is damaged: {e!r}", file=str(file), hint="leave it out") from None
+    if files and not any(map(sum, sums.values())):
+        told = counted(len(files), "report")
+        raise DocumentError(f"tells of no missed call in {told}", file=str(folder), hint="there is nothing to sweep")
     if not files:
         raise DocumentError("holds no reports", file=str(folder), hint="run the job with TUNEFARM_REPORT set to it")
-    missed = [Missed(kernel=k, problem=p, launches=n, graphs=m) for (k, p), (n, m) in sums.items()]
+    missed = [Missed(kernel=k, problem=p, launches=n, graphs=m) for (k, p), (n, m) in sums.items() if n + m]
     return sorted(missed, key=lambda miss: (-miss.weight, miss.label)), len(files)
 
 
@@ -234,7 +242,7 @@ def rewrite(
 
 
 def _dump(document: Mapping[str, Any], problems: Sequence[Mapping[str, Any]]) -> str:
-    lines = [f"# Calls that a job missed, each weighted with how often; from the experiment {document['name'][:-7]}."]
+    lines = [f"{MARK}, each weighted with how often; from the experiment {document['name'][:-7]}."]
     for key, value in document.items():
         if key == "problems":
             lines += ["problems:", *(f"  - {json.dumps(problem)}" for problem in problems)]

@@ -122,6 +122,7 @@ def _noise(errands: Errands, study: PlannedStudy, num: int) -> Noise:
     ask = question(
         errands.resolved.experiment, call, twins, rung=FINALS.number, num_samples=FINALS.num_samples,
         max_samples=FINALS.max_samples, precision=FINALS.precision, interleaved=True, fresh=True,
+        baseline=errands.baseline(study),
     )  # fmt: skip
     comparisons = []
     notices: dict[str, None] = {}

@@ -83,7 +83,7 @@ def _measure_all(errands: Errands, study: PlannedStudy, num_samples: int) -> tup
         questions = [
             question(
                 experiment, call, (errands.candidate(call, n, study.entrants[n]) for n in numbers), rung=RUNG,
-                num_samples=num_samples,
+                num_samples=num_samples, baseline=errands.baseline(study),
             )
             for numbers in batches
         ]  # fmt: skip

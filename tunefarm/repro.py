@@ -23,6 +23,9 @@ from tunefarm.spec.workload import Workload
 NUM_SHOWN = 10
 """Names that an error lists of what there is."""
 
+MARK = "# Trial "
+"""How a script begins, by its header."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
@@ -79,6 +82,8 @@ def choose_study(told: Mapping[str, Told], label: str, file: str) -> str:
     Raises:
         UserError: there is none, or several.
     """
+    if not told:
+        raise UserError("tells of no study", file=file, hint="name the folder of a sweep, such as sweeps/softmax")
     found = [key for key, study in told.items() if not label or label in (study.label, key)]
     if len(found) == 1:
         return found[0]

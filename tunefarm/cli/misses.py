@@ -31,11 +31,11 @@ def misses(
     """
     from tunefarm.cli import opening
     from tunefarm.errors import UserError
-    from tunefarm.missed import Found, Solver, read_misses
+    from tunefarm.missed import MARK, Found, Solver, read_misses
 
     missed, num_reports = read_misses(reports)
     resolved = opening.open_experiment(experiment)
-    opening.check_output(out)
+    opening.check_output(out, mark=MARK)
     kernel, solver = resolved.workload.signature.kernel, Solver(resolved)
     found: list[Found] = []
     left: list[tuple[str, str]] = []

@@ -129,10 +129,11 @@ class _Runs:
         finally:
             _end(process)
         if code in NOT_RUN:
-            raise UserError(f"cannot run {' '.join(words)}: exit code {code}: {_last_line(said)}")
+            why = ": ".join(filter(None, (f"exit code {code}", _last_line(said))))
+            raise UserError(f"cannot run {' '.join(words)}: {why}", hint="name a command after `--`")
         if code in (0, SKIPPED):
             return (Verdict.GOOD, "") if code == 0 else (Verdict.SKIP, "")
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        how = _signal(-code) if code < 0 else f"exit code {code}"
         return Verdict.BAD, ": ".join(filter(None, (how, _last_line(said))))
 
 
@@ -145,6 +146,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
                 process.wait(GRACE_S)
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most of the real-time ones have no name
+        return f"signal {number}"
 
 
 def _last_line(file: Path) -> str:

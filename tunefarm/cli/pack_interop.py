@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from tunefarm import __version__
+from tunefarm.cli.opening import check_output
 from tunefarm.config import Value, counted
 from tunefarm.device import named
 from tunefarm.document import read_bytes, write_atomic
@@ -73,6 +74,7 @@ def import_pack(
     """
     if out.exists():
         raise UserError("is there already", file=str(out), hint="import to another file, then `tunefarm pack merge`")
+    check_output(out)
     if bool(source_hash) == bool(kernel_source):
         raise UserError(
             "the file does not say which source of the kernel it was tuned for",
@@ -133,6 +135,7 @@ def export_pack(
     else:
         sglang = target is Target.SGLANG
         name, text = moe.write(table, _pairs(dims), _values(fixed), dtype=dtype, sglang=sglang)
+    check_output(out / name)
     write_atomic(out / name, text.encode())
     typer.echo(f"{out / name}: {counted(len(table.rows), 'row')} of {table.kernel} on {table.device.name}")
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tunefarm.cli.opening import check_output
 from tunefarm.config import counted
 from tunefarm.document import write_atomic
 from tunefarm.errors import PackError, UserError
@@ -29,6 +30,9 @@ def merge(
 
     Example: tunefarm pack merge packs/h100.json packs/a100.json -o packs/softmax.json
     """
+    check_output(out)
+    if out.exists():
+        _check_replaceable(out)
     merged = unite(load_pack(a), load_pack(b), names=(str(a), str(b)))
     write_atomic(out, dumps(merged.pack).encode())
     if as_json:
@@ -59,6 +63,13 @@ def merge_driver(
         raise UserError(str(e.args[0]), file=name, key=e.key, hint=e.hint) from None
     write_atomic(ours, dumps(merged.pack).encode())
     _tell(name, merged)
+
+
+def _check_replaceable(out: Path) -> None:
+    try:
+        load_pack(out)
+    except PackError as e:
+        raise UserError(f"is there and no sound pack: {e.args[0]}", file=str(out), hint="name another file") from None
 
 
 def _read(file: Path, name: str) -> Pack:

@@ -30,13 +30,15 @@ def repro(
     from tunefarm.errors import UserError
     from tunefarm.plan import Target, plan
     from tunefarm.record.ledger import read_events
-    from tunefarm.repro import choose_study, choose_trial, script, tell, trials
+    from tunefarm.repro import MARK, choose_study, choose_trial, script, tell, trials
 
     ledger = sweep / "ledger.jsonl" if sweep.is_dir() else sweep
+    if not ledger.exists():
+        raise UserError("no such file", file=str(ledger), hint="name the folder of a sweep, such as sweeps/softmax")
     events = list(read_events(ledger))
     told = tell(events)
     key = choose_study(told, study, str(ledger))
-    opening.check_output(out)
+    opening.check_output(out, mark=MARK)
     resolved = opening.open_experiment(experiment)
     planned = plan(resolved, [Target(device=Device.from_json(told[key].device))])
     mine = next((each for each in planned if each.study.key == key), None)

@@ -126,7 +126,7 @@ def _explained(reference: str) -> Iterator[None]:
         yield
     except TunefarmError:
         raise
-    except Exception as e:
+    except (Exception, SystemExit) as e:  # a script's own exit would pass for a harvest that went well
         frames = [f for f in traceback.extract_tb(e.__traceback__) if "/torch/" not in f.filename]
         mine = [f for f in frames if f.filename != __file__ and "/tunefarm/" not in f.filename]
         first = next((line.strip() for line in str(e).splitlines() if line.strip()), "")

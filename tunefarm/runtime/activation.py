@@ -18,9 +18,10 @@ from tunefarm.runtime import generated, templates
 from tunefarm.runtime.active import ACTIVE
 from tunefarm.runtime.autotuner import adopt, autotuners
 from tunefarm.runtime.environment import Wishes, wishes
+from tunefarm.runtime.kernels import jitted
 from tunefarm.runtime.lookup import POLICIES, Activation
 from tunefarm.runtime.plain import adopt_plain, plain_kernels
-from tunefarm.runtime.ranks import settle
+from tunefarm.runtime.ranks import DISAGREEMENTS, settle
 from tunefarm.runtime.reporting import write_at_exit
 from tunefarm.runtime.sources import find_packs
 
@@ -41,8 +42,8 @@ def activate(
 ) -> Pack | None:
     """Puts a pack into use for kernels marked with `autotune` and for installed ones, now and later.
 
-    What Inductor generates takes its own way where no row answers, whatever `on_miss` and `strict` say; what it has
-    compiled before stays.
+    Kernels that Inductor generates go their own way where no row answers, whatever `on_miss` and `strict` say; to its
+    matrix products both apply, and a miss is the library's call. What it has compiled before stays.
 
     Of several active packs the later one answers first; its word on misses counts. What torch.compile has compiled
     before is compiled again, except with kernels of Inductor's, not yet installed, or that restore or zero arguments.
@@ -70,10 +71,10 @@ def activate(
     Raises:
         PackError: there is no such file, or its digest is another; with `strict` also if it is damaged.
         MissError: `strict`, and the pack holds replayed rows that are not allowed, or rows that Inductor cannot obey.
-        UserError: a wrong `on_miss` or `layers`, a package or registry without the source, ranks that disagree.
+        UserError: wrong terms, a package or registry without the source, ranks that disagree.
         InfrastructureError: a rank of `group` could not be reached.
     """
-    _check_terms(on_miss, layers)
+    _check_terms(on_miss, layers, device, on_disagreement)
     wish = wishes()
     pack, label, stops = _read(source, digest, wish, strict=strict, layers=layers)
     if group is not None:
@@ -119,9 +120,12 @@ def _read(
     return _of_layers(_without(found.pack, found.label, wish.exclude), layers), found.label, False
 
 
-def _check_terms(on_miss: str, layers: Any) -> None:
-    if on_miss not in POLICIES:
-        raise UserError(f"on_miss is {on_miss!r}", hint=f"it is one of {', '.join(POLICIES)}")
+def _check_terms(on_miss: str, layers: Any, device: Any, on_disagreement: str) -> None:
+    for name, value, known in (("on_miss", on_miss, POLICIES), ("on_disagreement", on_disagreement, DISAGREEMENTS)):
+        if value not in known:
+            raise UserError(f"{name} is {value!r}", hint=f"it is one of {', '.join(known)}")
+    if not isinstance(device, Device | None):
+        raise UserError(f"device is {device!r}", hint="it is a tunefarm.Device, such as a pack's tables[0].device")
     if not isinstance(layers, Collection) or not all(type(layer) is int and layer in LAYERS for layer in layers):
         raise UserError(f"layers is {layers!r}", hint=f"some of {', '.join(map(str, LAYERS))}, such as layers=(1, 3)")
 
@@ -181,6 +185,8 @@ def install(target: Any, *, plain: bool = False) -> list[str]:
         UserError: nothing in `target` is such a kernel.
     """
     if isinstance(target, str):
+        if not target or target.startswith("."):
+            raise UserError(f"{target!r} is no module", hint="give its whole dotted name")
         try:
             target = importlib.import_module(target)
         except ImportError as e:
@@ -189,7 +195,9 @@ def install(target: Any, *, plain: bool = False) -> list[str]:
             ) from None
     tuned = {id(tuner): tuner for tuner in autotuners(target)}
     asked = plain or not isinstance(target, ModuleType)
-    bare = {id(kernel): kernel for kernel in plain_kernels(target)} if asked else {}
+    # One that an autotuner launches has its options from there.
+    inner = {id(jitted(tuner)) for tuner in tuned.values()}
+    bare = {id(k): k for k in plain_kernels(target) if id(k) not in inner} if asked else {}
     if not tuned and not bare:
         name = getattr(target, "__name__", target)
         if asked:

@@ -108,7 +108,7 @@ class Binding:
     def redeclare(self, name: str, value: Any) -> None:
         """The user assigns another list of configs, or another prune function, to the adopted kernel."""
         setattr(self.stock, name, value)
-        self._generation = -1
+        self._generation, self.quick, self.forms = -1, None, (know_nothing,)  # No launch of before is repeated.
 
     # Eager launches.
 
@@ -149,8 +149,11 @@ class Binding:
         """The same for positional, keyword and left-out arguments."""
         if self._generation != ACTIVE.generation:
             self._refresh()
+        # What is decided while another thread changes the packs is forgotten with those it was decided by.
+        generation, memo = self._generation, self._memo
         values = {**self._defaults, **dict(zip(self.signature.arguments, args, strict=False)), **kwargs}
         key: list[Any] = [values.get(name) for name in self._dims]
+        key += [type(value) for value in key]  # 512 == 512.0, and True == 1: equal keys, other calls
         index = None
         for name in self._tensors:
             value = values.get(name)
@@ -160,12 +163,13 @@ class Binding:
             else:
                 index = tensor.device.index
                 key.append((tensor.dtype, is_aligned(value), index))
-        choice = self._memo.get(tuple(key))
+        choice = memo.get(tuple(key))
         if choice is None:
             choice = self._decide(values, index)
-            if len(self._memo) >= MAX_MEMO:
-                self._memo.clear()
-            self._memo[tuple(key)] = choice
+            choice.generation = generation
+            if len(memo) >= MAX_MEMO:
+                memo.clear()
+            memo[tuple(key)] = choice
         return choice
 
     def keep(self, choice: Choice, launched: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -177,13 +181,15 @@ class Binding:
             args: of the launch.
             kwargs: of the launch, `grid` and `warmup` among them.
         """
-        proven = choice.proven or choice.offer is None
-        if self.quick is None or choice.config is None or choice.index is None or not proven or kwargs.get("warmup"):
+        quick = self.quick
+        if quick is None or quick.generation != choice.generation or choice.config is None or choice.index is None:
+            return
+        if kwargs.get("warmup") or not (choice.proven or choice.offer is None):
             return
         values = {**dict(zip(self.signature.arguments, args, strict=False)), **kwargs}
         values.pop("grid", None), values.pop("warmup", None)
-        self.quick.keep(values, choice.config, launched, choice.tally, choice.index)
-        self.forms = self.quick.forms
+        quick.keep(values, choice.config, launched, choice.tally, choice.index)
+        self.forms = quick.forms
 
     def tunes(self, choice: Choice) -> bool:
         """Whether a call that no row answers is tuned as ever, now."""
@@ -197,8 +203,7 @@ class Binding:
     def condemn(self, choice: Choice, error: Exception) -> None:
         """Never uses a choice's row again in this process: its config cannot be launched here."""
         assert choice.offer is not None
-        row = choice.offer.row
-        self._bad.add(row)
+        self._bad.add(row := choice.offer.row)
         for key in [key for key, other in self._memo.items() if other.offer is choice.offer]:
             del self._memo[key]
         log.error(
@@ -218,8 +223,7 @@ class Binding:
         return Choice(self.stock.configs[0] if plain else None, None, tally, index, known=bool(listed.offers))
 
     def _miss(self, problem: Problem, listed: Shortlist, reason: str) -> Tally:
-        terms = ACTIVE.terms
-        if terms is None:
+        if (terms := ACTIVE.terms) is None:
             return Tally()
         reason = reason or explain(listed.offers, listed.refused, problem, self.signature.specialised)
         if terms.strict or terms.on_miss == "error":
@@ -231,7 +235,8 @@ class Binding:
 
     def _listed(self, index: int | None) -> Shortlist:
         """The rows for a device; what is wrong with other tables is said once."""
-        if index not in self._lists:
+        lists = self._lists
+        if index not in lists:
             fixed = all(a.device is not None for a in ACTIVE.activations)
             named = next((a.device for a in ACTIVE.activations if a.device is not None), None)
             device = named if fixed or index is None else live_device(index)
@@ -247,8 +252,8 @@ class Binding:
             for message in (*found.notes, *found.refused):
                 ACTIVE.warn_once(message)
             ACTIVE.refused[name] = found.refused
-            self._lists[index] = Shortlist(offers=usable, refused=found.refused, notes=found.notes)
-        return self._lists[index]
+            lists[index] = Shortlist(offers=usable, refused=found.refused, notes=found.notes)
+        return lists[index]
 
     def _asked(self, row: Row) -> Row:
         """A row as calls are compared with it."""
@@ -314,8 +319,7 @@ class Binding:
                     continue
                 listed.append(triton_config(config, pre_hook=next(iter(hooks.values()))))
             positions[config] = position
-        # Assigned whole: another thread may be choosing.
-        self._positions, self._all_configs = positions, listed
+        self._positions, self._all_configs = positions, listed  # Assigned whole: another thread may be choosing.
 
     # What a trace asks.
 
@@ -326,8 +330,7 @@ class Binding:
             if self._traceable:
                 self._prune = self._make_prune(self._generation)
             elif self._positions:
-                name = self.signature.name
-                ACTIVE.warn_once(f"{name}: inside torch.compile its packs are not used: {UNSELECTABLE}")
+                ACTIVE.warn_once(f"{self.signature.name}: in torch.compile its packs are not used: {UNSELECTABLE}")
         return bool(self._traceable)
 
     def _make_prune(self, generation: int) -> Any:

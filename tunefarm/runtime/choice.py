@@ -20,6 +20,7 @@ class Choice:
         index: the GPU that holds the call's tensors; None where there is none, or no row looks at tensors.
         known: a pack has rows of the kernel for this device, though none for the call.
         proven: it has been launched.
+        generation: of the active packs, by which it was made.
     """
 
     config: Any
@@ -28,3 +29,4 @@ class Choice:
     index: int | None = None
     known: bool = False
     proven: bool = False
+    generation: int = -1

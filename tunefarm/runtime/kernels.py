@@ -41,20 +41,29 @@ class Signature:
     specialised: frozenset[str]
 
 
+def jitted(kernel: Any) -> Any:
+    """The jitted function inside a kernel, without autotuner and heuristics around it.
+
+    Raises:
+        SpecError: it is no Triton kernel.
+    """
+    function = python_function(kernel)
+    while getattr(kernel, "fn", None) is not function:
+        kernel = kernel.fn
+    return kernel
+
+
 def signature_of(kernel: Any) -> Signature:
     """What a kernel takes, read from the function inside it.
 
     Raises:
         SpecError: it is no Triton kernel.
     """
-    function = python_function(kernel)
-    jitted = kernel
-    while getattr(jitted, "fn", None) is not function:
-        jitted = jitted.fn
+    function, inner = python_function(kernel), jitted(kernel)
     parameters = inspect.signature(function).parameters
     plain = {name for name, p in parameters.items() if "constexpr" not in str(p.annotation)}
     # Under the interpreter there are no such params; nothing is specialised there, and facts are compared all the same.
-    exempt = {p.name for p in getattr(jitted, "params", ()) if p.do_not_specialize or p.do_not_specialize_on_alignment}
+    exempt = {p.name for p in getattr(inner, "params", ()) if p.do_not_specialize or p.do_not_specialize_on_alignment}
     return Signature(
         name=function.__name__,
         arguments=tuple(parameters),

@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tunefarm.config import Value
+from tunefarm.config import LIBRARY, Value
 from tunefarm.device import Device
 from tunefarm.errors import PackError
 from tunefarm.frozen import FrozenMap
@@ -142,7 +142,9 @@ def shortlist(
             notes += [f"{where}: {note}" for note in (differs, foreign) if note]
             order = list(Step).index(step), bool(differs), age, bool(foreign)
             for row in rows:
-                if too_large := _too_large(row, here):
+                # Inductor is given a row's config as its only choice, and has nothing to fall back on.
+                must_know = layer != 1 and step is Step.ARCH and row.config != LIBRARY
+                if too_large := _too_large(row, here, must_know=must_know):
                     refused.append(f"{where}, {row.match.label}: {too_large}")
                 else:
                     found.append((order, Offer(row=row, step=step, table=table, activation=activation)))
@@ -190,9 +192,11 @@ def readable(table: Table) -> tuple[Sequence[Row], str]:
         return (), str(error)
 
 
-def _too_large(row: Row, here: Device) -> str:
-    """Why a config cannot be launched on a device, as far as the pack tells; empty if it can."""
-    if row.code is None or row.code.shared_bytes <= here.shared_bytes:
+def _too_large(row: Row, here: Device, *, must_know: bool) -> str:
+    """Why a config cannot be launched on a device, or might not, as far as the pack tells; empty if it can."""
+    if row.code is None:
+        return f"{_farther(here)}, and the row does not say what it takes" if must_know else ""
+    if row.code.shared_bytes <= here.shared_bytes:
         return ""
     return (
         f"{row.config} takes {row.code.shared_bytes} bytes of shared memory, a block on {here.name} has "

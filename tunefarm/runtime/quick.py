@@ -40,9 +40,9 @@ def {name}(_tf_grid, /, {parameters}, **_tf_rest):
     _tf_compiled, _tf_run, _tf_function, _tf_packed, _tf_index, _tf_config, _tf_tally{own} = _tf_found
     if _tf_device() != _tf_index:
         return _tf_unknown
-    if callable(_tf_grid):
+    if _tf_callable(_tf_grid):
         _tf_grid = _tf_grid({bound})
-    _tf_axes = len(_tf_grid)
+    _tf_axes = _tf_len(_tf_grid)
     _tf_run(
         _tf_grid[0], _tf_grid[1] if _tf_axes > 1 else 1, _tf_grid[2] if _tf_axes > 2 else 1, _tf_stream(_tf_index),
         _tf_function, _tf_packed, None, None, None, {arguments}
@@ -154,6 +154,7 @@ class Quick:
 
         runtime, used = knobs.runtime, self.tuner.fn.used_global_vals
         names: dict[str, Any] = {
+            "_tf_callable": callable, "_tf_len": len,  # parameters of a kernel may be called that, too
             "_tf_unknown": UNKNOWN, "_tf_unset": _UNSET, "_tf_kept": kept, "_tf_tuner": self.tuner,
             "_tf_tensors": frozenset((torch.Tensor, torch.nn.Parameter)), "_tf_active": ACTIVE,
             "_tf_device": torch._C._cuda_getDevice, "_tf_stream": driver.active.get_current_stream,

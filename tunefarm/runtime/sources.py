@@ -49,6 +49,8 @@ def find_packs(source: str | Path | Pack, *, thoroughly: bool = False) -> Found:
     if isinstance(source, Pack):
         pack = seal(source)
         return Found(label=f"pack {pack.digest[:12]}", pack=pack)
+    if source == "":  # a path of this text is the working folder
+        raise PackError("the source has no name", hint="name a pack, or a folder of packs")
     label, read = str(source), load_pack if thoroughly else open_pack
     with _place(label) as place:
         if not place.exists():

@@ -14,10 +14,11 @@ Nothing of torch is imported before a pack with such rows is active.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tunefarm.choosing import Chooser, choose, obstacle, refresh, template_hash
-from tunefarm.config import Config
+from tunefarm.config import LIBRARY, Config
 from tunefarm.device import Device
 from tunefarm.document import digest
 from tunefarm.errors import MissError
@@ -29,6 +30,9 @@ from tunefarm.runtime.kernels import live_device, triton_version
 from tunefarm.runtime.lookup import Shortlist, explain, find, shortlist
 
 LAYER = 2
+_BLOCKS = {"BLOCK_M", "BLOCK_N", "BLOCK_K"}
+_NAMES = {*_BLOCKS, "GROUP_M", "num_warps", "num_stages"}
+"""What a row may decide. Accuracy, masks and types of indices are Inductor's to say."""
 
 _end: Callable[[], None] | None = None
 _lists: dict[tuple[int, str, int | None], Shortlist] = {}
@@ -59,9 +63,12 @@ def follow() -> None:
         return
     if _end is not None:
         refresh()
-        return
-    if not obstacle():
+    elif not obstacle():
         _end = choose(Chooser(answer=_answer, identity=_identity))
+    if _is_device_open():
+        import torch
+
+        torch.cuda._lazy_call(refresh)  # type: ignore[no-untyped-call]
 
 
 def _tables() -> list[Table]:
@@ -102,11 +109,20 @@ def _listed(op: str, index: int | None) -> Shortlist:
             torch=public(str(torch.__version__)),
         )  # fmt: skip
         ACTIVE.asked.update((table.kernel, table.digest) for table in _tables() if table.kernel == op)
-        for message in (*found.notes, *found.refused):
+        usable = tuple(offer for offer in found.offers if _is_usable(offer.row.config))
+        odd = [f"{op}: {o.row.config} is no config of Inductor's template" for o in found.offers if o not in usable]
+        for message in (*found.notes, *found.refused, *odd):
             ACTIVE.warn_once(message)
         ACTIVE.refused[op] = found.refused
-        _lists[place] = found
+        _lists[place] = replace(found, offers=usable)
     return _lists[place]
+
+
+def _is_usable(config: Config) -> bool:
+    # Inductor writes names and values into the text of a module: anything but a number there would be code.
+    flat = config.flat
+    numbers = all(type(value) is int and value > 0 for value in flat.values())
+    return config == LIBRARY or (flat.keys() >= _BLOCKS and flat.keys() <= _NAMES and numbers)
 
 
 def _device(index: int | None) -> Device | None:
@@ -118,8 +134,22 @@ def _device(index: int | None) -> Device | None:
     return live_device(torch.cuda.current_device() if index is None else index)
 
 
+def _is_device_open() -> bool:
+    """Whether it cannot be told yet which GPU this process uses: asking would put one to use, rank 0's for all ranks.
+
+    Older releases of torch want the identity before anything is compiled.
+    """
+    import torch
+
+    named = all(a.device is not None for a in ACTIVE.activations)
+    in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return not named and torch.cuda.is_available() and not in_use
+
+
 def _identity() -> str:
     """Equal where the rows that can be used on this device are."""
+    if _is_device_open():
+        return digest(sorted(table.digest for table in _tables()))
     used = {
         op: list(dict.fromkeys(offer.table.digest for offer in _listed(op, None).offers))
         for op in TEMPLATES
