@@ -23,14 +23,13 @@ from tunefarm.runtime.kernels import (
     plain_config,
     problem_of,
     signature_of,
-    spelling,
     tensor_of,
     triton_config,
     triton_version,
 )
 from tunefarm.runtime.lookup import Shortlist, explain, find, readable, shortlist
 from tunefarm.runtime.quick import Quick, know_nothing, make_quick
-from tunefarm.runtime.tracing import UNSELECTABLE, TracedRow, make_fall_back, make_prune, selectable
+from tunefarm.runtime.tracing import UNSELECTABLE, TracedRow, make_fall_back, make_prune, seen_problem, selectable
 from tunefarm.source import source_hash
 
 MAX_MEMO = 1 << 16
@@ -357,7 +356,7 @@ class Binding:
 
     def _offered(self, index: int | None, seen: tuple[Any, ...], passed: tuple[str, ...]) -> tuple[int, Any]:
         traced: list[TracedRow] = []
-        problem = _seen_problem(seen)
+        problem = seen_problem(seen)
         absent = {name for name, fact in problem.facts.items() if fact == "none"}
         for number, offer in enumerate(self._listed(index).offers):
             match = offer.row.match
@@ -389,13 +388,5 @@ class Binding:
 
     def _missed(self, index: int | None, seen: tuple[Any, ...]) -> bool:
         listed = self._listed(index)
-        self._miss(_seen_problem(seen), listed, "").graphs += 1
+        self._miss(seen_problem(seen), listed, "").graphs += 1
         return bool(listed.offers) and not may_benchmark()
-
-
-def _seen_problem(seen: tuple[Any, ...]) -> Problem:
-    """What is constant in a trace: dtypes and absences. Its dims are symbols."""
-    return Problem(
-        dtypes=FrozenMap({name: spelling(dtype) for name, dtype in seen if dtype is not None}),
-        facts=FrozenMap({name: "none" for name, dtype in seen if dtype is None}),
-    )

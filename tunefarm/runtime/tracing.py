@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from tunefarm.config import LAUNCH_OPTIONS
+from tunefarm.frozen import FrozenMap
+from tunefarm.problem import Problem
+from tunefarm.runtime.kernels import spelling
 
 TracedRow: TypeAlias = tuple[int, int, tuple[tuple[str, str], ...], tuple[tuple[str, Any], ...], tuple[Any, ...]]
 """(number for `chosen`, position of the config or -1 for the fallback, facts, exact dims, (name, lo, hi) ranges)."""
@@ -141,3 +144,15 @@ def selectable(tuner: Any) -> bool:
 
     plain = not hasattr(tuner.fn, "values") and not set(LAUNCH_OPTIONS) & set(tuner.arg_names)
     return plain or hasattr(TritonHOPifier, "recreate_variable")
+
+
+def seen_problem(seen: tuple[Any, ...]) -> Problem:
+    """What is constant in a trace: dtypes and absences. Its dims are symbols.
+
+    Args:
+        seen: ((tensor, dtype or None), ...).
+    """
+    return Problem(
+        dtypes=FrozenMap({name: spelling(dtype) for name, dtype in seen if dtype is not None}),
+        facts=FrozenMap({name: "none" for name, dtype in seen if dtype is None}),
+    )
