@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from farm import AS_DEFAULT, GPU, KERNEL, TOOLCHAIN, smooth, write_experiment, write_landscape
-from recorded import SOFTMAX, pack_of
 from rigged import Pretended
+from softmax_recording import SOFTMAX, pack_of
 from typer.testing import CliRunner
 
 from tunefarm.bench.meter import Answer, Answers, Question

@@ -13,7 +13,7 @@ import pytest
 from farm import Warm, events, measured, tunefarm, write_experiment, write_landscape
 
 from tunefarm.config import Config, Value
-from tunefarm.pack import load_pack
+from tunefarm.pack_reader import load_pack
 from tunefarm.trial import Outcome
 
 TWO: dict[str, Any] = {

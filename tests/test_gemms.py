@@ -194,8 +194,7 @@ def test_the_farm_sees_the_problem_that_a_job_asks_about(op: str, calls: Counter
         assert study.default == LIBRARY
         assert LIBRARY not in study.candidates
         assert study.entrants == (*study.candidates, LIBRARY)
-        groups = {config.params["GROUP_M"] for config in study.candidates}
-        assert groups == {1, 4, 8, 16}  # Inductor's own list has 8 only.
+        assert len(study.candidates) > 100  # Inductor's own list has some twenty.
 
 
 @pytest.mark.parametrize("arch", [80, 90])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from farm import KERNEL, play, smooth, write_experiment, write_landscape
-from recorded import SOFTMAX, pack_of
+from softmax_recording import SOFTMAX, pack_of
 from typer.testing import CliRunner
 
 from tunefarm.audit import audit

@@ -181,7 +181,8 @@ def test_a_worker_that_is_killed_costs_nothing_but_time(
 
 def test_a_call_that_raises_on_workers_only_ends_the_sweep(tmp_path: Path, fleet: Fleet) -> None:
     """One error that names the experiment and the line; the ledger is left as a later driver can use it."""
-    raises = '    if sys.argv[0] == "-c":\n        raise ValueError("only on workers")\n'
+    here = f'__import__("os").getpid() == {os.getpid()}'
+    raises = f'    if not {here}:\n        raise ValueError("only on workers")\n'
     kernel = farm.KERNEL.replace("    fill_kernel[", raises + "    fill_kernel[", 1)
     experiment = write_experiment(tmp_path, kernel)
     write_landscape(experiment)
