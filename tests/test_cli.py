@@ -173,7 +173,9 @@ def test_a_problem_without_a_winner_makes_the_sweep_partial(tmp_path: Path, stor
 
 def test_what_only_workers_find_ends_in_one_line_too(tmp_path: Path, store: Path) -> None:
     """Exit code 2, workers gone; and the ledger is left so that the mended experiment goes on in it."""
-    raises = '    if sys.argv[0] == "-c":\n        raise ValueError("only on workers")\n    fill_kernel['
+    raises = (
+        '    if sys.argv[0] == "-c" and sys.argv[1:]:\n        raise ValueError("only on workers")\n    fill_kernel['
+    )
     write_landscape(write_experiment(tmp_path, farm.KERNEL.replace("    fill_kernel[", raises), export="fill.json"))
     arguments = ("sweep", "experiment.yaml", "--fleet", "inline", "--tracking", "none", "--quiet")
     done = tunefarm(*arguments, folder=tmp_path, store=tmp_path / "cold")
