@@ -274,7 +274,7 @@ def update(old: Pack, new: Pack, *, current: Collection[str] = ()) -> Pack:
 
 
 def _is_same(a: Table, b: Table) -> bool:
-    return (a.kernel, a.device.key, a.key, _conditions(a)) == (b.kernel, b.device.key, b.key, _conditions(b))
+    return (a.kernel, a.device.key, a.key, conditions(a)) == (b.kernel, b.device.key, b.key, conditions(b))
 
 
 def _slot(table: Table) -> tuple[str, ...]:
@@ -282,8 +282,8 @@ def _slot(table: Table) -> tuple[str, ...]:
     return (table.kernel, table.device.key, *((table.source_hash,) if table.layer != 1 else ()))
 
 
-def _conditions(table: Table) -> tuple[Any, ...]:
-    # A table says once how its rows were timed and checked: one kept from another toolchain stays in its own table.
+def conditions(table: Table) -> tuple[Any, ...]:
+    """How its rows were timed and checked: a table says it once, so rows of other conditions need one of their own."""
     return table.provenance.toolchain, table.provenance.timer, table.provenance.checked
 
 

@@ -22,7 +22,7 @@ from tunefarm.device import Device
 from tunefarm.dispatch import Dispatch
 from tunefarm.errands import Errands
 from tunefarm.errors import UserError
-from tunefarm.export import export
+from tunefarm.export import conditions, export
 from tunefarm.frozen import FrozenMap
 from tunefarm.pack import Pack, Row, Table, seal
 from tunefarm.pasts import Story
@@ -140,8 +140,7 @@ class _Open:
 
 
 def _conditions(table: Table) -> tuple[object, ...]:
-    origin = table.provenance
-    return origin.toolchain, origin.timer, origin.checked, origin.source
+    return *conditions(table), table.provenance.source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,17 +24,19 @@ if TYPE_CHECKING:
 TOLERANCE = 0.05
 """On one card a kernel's medians of two days were up to 5 % apart: softmax of 4096 columns took 35.8 and 37.4 us."""
 
+Experiments = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="EXPERIMENT...",
+        help="Experiment files that launch its kernels, at the problems its rows were measured at.",
+        show_default=False,
+    ),
+]
+
 
 def check(
     file: Annotated[Path, typer.Argument(metavar="PACK", help="The pack.", show_default=False)],
-    experiments: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="EXPERIMENT...",
-            help="Experiment files that launch its kernels, at the problems its rows were measured at.",
-            show_default=False,
-        ),
-    ],
+    experiments: Experiments,
     meter: Annotated[MeterKind, typer.Option(help="GPU, replay, or whichever is there.")] = MeterKind.GPU,
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="By how much a time may be above the recorded interval, as a fraction.")

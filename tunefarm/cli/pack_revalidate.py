@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tunefarm.cli.opening import FleetKind, MeterKind, check_new
+from tunefarm.cli.pack_check import Experiments
 from tunefarm.cli.terminal import time_text
 from tunefarm.config import counted
 from tunefarm.document import write_atomic
@@ -25,14 +26,7 @@ if TYPE_CHECKING:
 
 def revalidate(
     file: Annotated[Path, typer.Argument(metavar="PACK", help="The pack.", show_default=False)],
-    experiments: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="EXPERIMENT...",
-            help="Experiment files that launch its kernels, at the problems its rows were measured at.",
-            show_default=False,
-        ),
-    ],
+    experiments: Experiments,
     out: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="The pack to write: a new file, or PACK itself.", show_default=False),

@@ -15,8 +15,8 @@ from typing import Any
 from tunefarm.config import Config
 from tunefarm.errors import UserError
 from tunefarm.runtime.active import ACTIVE
-from tunefarm.runtime.binding import Binding
-from tunefarm.runtime.choice import Choice
+from tunefarm.runtime.binding import BINDING, Binding
+from tunefarm.runtime.choice import Choice, attempt
 from tunefarm.runtime.kernels import current, triton_config
 from tunefarm.runtime.quick import UNKNOWN
 
@@ -100,9 +100,6 @@ def autotuners(target: Any) -> Iterator[Any]:
             layer = getattr(layer, "fn", None)
 
 
-BINDING = "_tunefarm_binding"
-
-
 @functools.cache
 def _obedient(stock: type) -> type:
     """The subclass of an autotuner class whose objects obey packs.
@@ -170,18 +167,11 @@ def _over(tuner: Any, grid: Any) -> Callable[..., Any]:
 def _obey(tuner: Any, binding: Binding, choice: Choice, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if choice.config is None:
         return _fall_back(tuner, binding, choice, args, kwargs)
-    if choice.offer is None or choice.proven:
-        return _launch(tuner, choice.config, args, kwargs)
-    try:
-        launched = _launch(tuner, choice.config, args, kwargs)
-    except Exception as e:
-        # Compilers of equal version differ, and so do limits of equal devices. Nothing ran, so nothing is lost;
-        # an error of the caller's own comes again with the default.
-        launched = _fall_back(tuner, binding, choice, args, kwargs)
-        binding.condemn(choice, e)
-        return launched
-    choice.proven = True
-    return launched
+    launch = functools.partial(_launch, tuner, choice.config, args, kwargs)
+    if choice.offer is None:
+        return launch()
+    fall_back = functools.partial(_fall_back, tuner, binding, choice, args, kwargs)
+    return attempt(choice, launch, fall_back, binding.condemn)
 
 
 def _launch(tuner: Any, config: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -33,6 +33,8 @@ from tunefarm.runtime.tracing import UNSELECTABLE, TracedRow, make_fall_back, ma
 from tunefarm.source import source_hash
 
 MAX_MEMO = 1 << 16
+BINDING = "_tunefarm_binding"
+"""Attribute of an adopted kernel that holds its binding."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,3 +31,32 @@ class Choice:
     known: bool = False
     proven: bool = False
     generation: int = -1
+
+
+def attempt(
+    choice: Choice,
+    launch: Callable[[], Any],
+    fall_back: Callable[[], Any],
+    condemn: Callable[[Choice, Exception], None],
+) -> Any:
+    """Launches with a row's config; the first time with what the call falls back on at hand.
+
+    Compilers of equal version differ, and so do limits of equal devices. Nothing ran, so nothing is lost; an error of
+    the caller's own comes again when falling back.
+
+    Args:
+        choice: a row's.
+        launch: with the row's config.
+        fall_back: launches without it.
+        condemn: is told of a row that failed.
+    """
+    if choice.proven:
+        return launch()
+    try:
+        launched = launch()
+    except Exception as e:
+        launched = fall_back()
+        condemn(choice, e)
+        return launched
+    choice.proven = True
+    return launched

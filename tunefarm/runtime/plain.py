@@ -13,11 +13,10 @@ from typing import Any
 from tunefarm.errors import MissError
 from tunefarm.problem import Problem
 from tunefarm.runtime.active import ACTIVE
-from tunefarm.runtime.binding import Binding
-from tunefarm.runtime.choice import Choice
+from tunefarm.runtime.binding import BINDING, Binding
+from tunefarm.runtime.choice import Choice, attempt
 from tunefarm.runtime.kernels import current, signature_of
 
-BINDING = "_tunefarm_binding"
 UNTRACEABLE = (
     "torch.compile reads the launch options in the host's code, so compiled calls keep those; "
     "packs reach eager launches of kernels without @triton.autotune"
@@ -95,17 +94,8 @@ def _obedient(stock: Any) -> type:
 def _obey(binding: Binding, choice: Choice, launch: Any, kwargs: dict[str, Any]) -> Any:
     assert choice.offer is not None
     options = choice.offer.row.config.options
-    if choice.proven:
-        return launch(**{**kwargs, **options})
-    try:
-        launched = launch(**{**kwargs, **options})
-    except Exception as e:
-        # Nothing ran; an error of the caller's own comes again with the host's options.
-        launched = launch(**kwargs)
-        binding.condemn(choice, e)
-        return launched
-    choice.proven = True
-    return launched
+    with_row = functools.partial(launch, **{**kwargs, **options})
+    return attempt(choice, with_row, functools.partial(launch, **kwargs), binding.condemn)
 
 
 def _refuse_traces(binding: Binding) -> None:
