@@ -25,6 +25,7 @@ from tunefarm.dispatch import Dispatch
 from tunefarm.frozen import FrozenMap
 from tunefarm.landscape import Entry, Landscape, Recorded
 from tunefarm.plan import PlannedStudy, Target, choose_targets, plan
+from tunefarm.ranges import Gap
 from tunefarm.record.ledger import open_ledger, read_events
 from tunefarm.record.tracking import NullTracker
 from tunefarm.schedule.events import Budget
@@ -306,6 +307,7 @@ class Played:
     dispatch: Dispatch
     planned: list[PlannedStudy]
     notices: list[str]
+    cuts: dict[str, dict[Gap, int]]
 
 
 def play(
@@ -332,7 +334,7 @@ def play(
         written.close()
     return Played(
         results=sweep.results, ledger=written.path, board=board, dispatch=dispatch, planned=planned,
-        notices=[*dispatch.notices, *sweep.notices],
+        notices=[*dispatch.notices, *sweep.notices], cuts=sweep.cuts,
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ HOUSE = """
     pack_reader
     pack_schema
     pack_diff
+    ranges
     export
     pack_merge
     pack_bisect
@@ -155,6 +156,7 @@ HOUSE = """
     finals
     contest
     unify
+    crossover
     errands
     desks
     sweep

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 from tunefarm.cli.app import app
 from tunefarm.device import nominal
 from tunefarm.errors import UserError
-from tunefarm.export import bounded
 from tunefarm.frozen import FrozenMap
 from tunefarm.pack import Pack, Row, Table, dumps, seal
 from tunefarm.pack_merge import Merged, merge
 from tunefarm.pack_reader import load_pack
+from tunefarm.ranges import bounded
 
 ROOT = Path(__file__).parents[1]
 BETTER, WORSE = {"BLOCK": 1}, {"BLOCK": 2}

@@ -25,7 +25,7 @@ from tunefarm.search.transfer import Past
 from tunefarm.spec.experiment import Experiment
 from tunefarm.study import Status, StudyResult
 from tunefarm.tally import Tally
-from tunefarm.trial import PREPARE, Outcome, Trial, describe, to_json
+from tunefarm.trial import PREPARE, Measurement, Outcome, Trial, describe, to_json
 from tunefarm.wants import Got, Steps, Want, lost_answer
 from tunefarm.wants import question as ask
 
@@ -75,12 +75,7 @@ class Contest:
     def run_through(self) -> Generator[Want, Got, StudyResult]:
         """The story of the study."""
         planned = self.planned
-        self.minutes.note(
-            "study", label=planned.study.label, candidates=len(planned.candidates), points=planned.num_points,
-            removed=dict(planned.removed), meter=planned.target.meter, eager=self.eager,
-            incumbent=self.incumbent.to_json() if self.incumbent else None, kernel=self.kernel,
-            problem=planned.study.problem.to_json(), device=planned.study.device.to_json(),
-        )  # fmt: skip
+        self._open()
         if planned.skipped or not planned.candidates:
             return self._without_trials()
         search = self._search()
@@ -107,6 +102,21 @@ class Contest:
         self.minutes.note("winner", winner=to_json(winner), left=told)
         result = self._result(search, Status.WINNER, self._ended(search))
         return dataclasses.replace(result, winner=winner, left=left)
+
+    def compare(self) -> Generator[Want, Got, dict[Config, Measurement]]:
+        """One sitting of all candidates in the place of a search and a winner; those that are not fit are left out."""
+        self._open()
+        self.finals = self._finals(self._search())
+        return (yield from self.finals.sit(self.planned.candidates, "probed"))
+
+    def _open(self) -> None:
+        planned = self.planned
+        self.minutes.note(
+            "study", label=planned.study.label, candidates=len(planned.candidates), points=planned.num_points,
+            removed=dict(planned.removed), meter=planned.target.meter, eager=self.eager,
+            incumbent=self.incumbent.to_json() if self.incumbent else None, kernel=self.kernel,
+            problem=planned.study.problem.to_json(), device=planned.study.device.to_json(),
+        )  # fmt: skip
 
     def _ended(self, search: StudySearch) -> str:
         return search.ended or (f"budget {self._spent} is spent" if self._spent else "")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from tunefarm.generated import public
 from tunefarm.pack import SOURCES, Bounds, Code, Match, Pack, Provenance, Row, Table, dumps, seal
 from tunefarm.pack_reader import load_pack
 from tunefarm.problem import Problem
+from tunefarm.ranges import Cuts, bounded, known, ranging
 from tunefarm.study import Status, Study, StudyResult
 from tunefarm.trial import Winner
 
@@ -34,6 +34,7 @@ def export(
     checked: bool = True,
     triton: str = "",
     layer: int = 1,
+    cuts: Mapping[str, Cuts] | None = None,
 ) -> Pack:
     """A sealed pack of the winners.
 
@@ -50,17 +51,16 @@ def export(
         checked: outputs were compared with a reference's.
         triton: what compiled the trials; rows timed under another, as in a replay, say nothing of code.
         layer: who consults the rows; those of Inductor hold for one release of torch.
+        cuts: by device key, what was measured of where rows give way to their neighbours.
 
     Raises:
         UserError: no study has a winner; measured and replayed results are mixed; toolchains or timers of one device
-            differ; a dim that may range is missing or no integer; two problems would share one row.
+            differ; or see `rows_of`.
     """
     won = [result for result in results if result.status is Status.WINNER and result.winner is not None]
     if not won:
         raise UserError("no winners: nothing is exported", hint="see the failures of the studies above")
-    source = _only("source", won, [result.source for result in won])
-    if source not in SOURCES:
-        raise UserError(f"study {won[0].study.label} has a winner but nothing says where its times come from")
+    source = _source(won)
 
     def table(group: Sequence[StudyResult]) -> Table:
         device, toolchain = group[0].study.device, _only("toolchain", group, [r.toolchain for r in group])
@@ -74,12 +74,19 @@ def export(
         )  # fmt: skip
         return Table(
             kernel=kernel, source_hash=source_hash, device=device, key_parts=key_parts, provenance=provenance,
-            rows=_rows(group, ranges, triton), layer=layer,
+            rows=bounded(rows_of(group, ranges, triton), (cuts or {}).get(device.key)), layer=layer,
         )  # fmt: skip
 
     devices = dict.fromkeys(result.study.device.key for result in won)
     groups = ([result for result in won if result.study.device.key == device] for device in devices)
     return seal(Pack(tables=tuple(map(table, groups))))
+
+
+def _source(won: Sequence[StudyResult]) -> str:
+    source: str = _only("source", won, [result.source for result in won])
+    if source not in SOURCES:
+        raise UserError(f"study {won[0].study.label} has a winner but nothing says where its times come from")
+    return source
 
 
 def _torch_if(decides: bool, toolchain: Mapping[str, str]) -> dict[str, str]:
@@ -96,7 +103,12 @@ def _only(what: str, results: Sequence[StudyResult], values: Sequence[Any]) -> A
     return values[0]
 
 
-def _rows(results: Sequence[StudyResult], ranges: Collection[str], triton: str) -> tuple[Row, ...]:
+def rows_of(results: Sequence[StudyResult], ranges: Collection[str], triton: str = "") -> list[Row]:
+    """A row for each result of one device, all with winners; each answers its own problem alone, until it is bounded.
+
+    Raises:
+        UserError: a dim that may range is missing or no integer; two problems would share one row.
+    """
     rows: dict[Any, tuple[Row, Study]] = {}
     for result in results:
         assert result.winner is not None
@@ -112,7 +124,7 @@ def _rows(results: Sequence[StudyResult], ranges: Collection[str], triton: str) 
                 hint="add the argument in which they differ to the kernel's key",
             )
         rows[row.identity] = row, result.study
-    return bounded([row for row, _ in rows.values()])
+    return [row for row, _ in rows.values()]
 
 
 def _code(result: StudyResult) -> Code | None:
@@ -163,61 +175,6 @@ def _row(match: Match, problem: Problem, winner: Winner) -> Row:
         gain=None if winner.gain is None else round(winner.gain, 4),
         margin=None if winner.margin is None else round(winner.margin, 4),
     )
-
-
-def bounded(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """The rows of one table with the ranges of their ranging dims set, from the points at which they were measured.
-
-    A dim ranges where `match` holds a pair. One dim at a time, the boundary between neighbouring points is their
-    geometric mean, rounded down; beyond the outermost points a row reaches at most a factor of 2. A range that would
-    take another row's own point is then cut in the same way, so every measured problem finds its own row.
-    """
-    families: dict[Any, list[Row]] = {}
-    for row in rows:
-        ranging = _ranging(row)
-        exact = FrozenMap((k, v) for k, v in row.match.dims.items() if k not in ranging)
-        families.setdefault((ranging, exact, row.match.dtypes, row.match.facts), []).append(row)
-    return tuple(row for (ranging, *_), family in families.items() for row in _bound_family(family, ranging))
-
-
-def _ranging(row: Row) -> tuple[str, ...]:
-    return tuple(sorted(name for name, value in row.match.dims.items() if isinstance(value, tuple)))
-
-
-def _bound_family(family: Sequence[Row], ranging: Sequence[str]) -> Iterator[Row]:
-    points: list[dict[str, int]] = [{name: int(row.measured_at[name] or 0) for name in ranging} for row in family]
-    boxes = [{name: _reach(point, name, points) for name in ranging} for point in points]
-    for here, a in enumerate(points):
-        for there, b in enumerate(points):
-            if here < there and (_inside(b, boxes[here]) or _inside(a, boxes[there])):
-                _part(a, boxes[here], b, boxes[there])
-    for row, box in zip(family, boxes, strict=True):
-        yield replace(row, match=replace(row.match, dims=FrozenMap({**row.match.dims, **box})))
-
-
-def _reach(point: Mapping[str, int], name: str, points: Sequence[Mapping[str, int]]) -> Bounds:
-    value = point[name]
-    if value < 1:
-        return value - 1, value
-    ladder = [p[name] for p in points if all(p[k] == v for k, v in point.items() if k != name) and p[name] > 0]
-    lower = max((v for v in ladder if v < value), default=None)
-    upper = min((v for v in ladder if v > value), default=None)
-    return value // 2 if lower is None else isqrt(lower * value), 2 * value if upper is None else isqrt(value * upper)
-
-
-def _inside(point: Mapping[str, int], box: Mapping[str, Bounds]) -> bool:
-    return bool(box) and all(lo < point[name] <= hi for name, (lo, hi) in box.items())
-
-
-def _part(a: Mapping[str, int], box_a: dict[str, Bounds], b: Mapping[str, int], box_b: dict[str, Bounds]) -> None:
-    """Cuts two boxes apart along the dim in which their points differ most."""
-    name = max(a, key=lambda k: max(a[k], b[k]) / max(1, min(a[k], b[k])))
-    (low, box_low), (high, box_high) = sorted(((a[name], box_a), (b[name], box_b)), key=lambda pair: pair[0])
-    if low == high:
-        return  # The same problem twice; the exporter refuses it.
-    cut = isqrt(max(0, low) * high)
-    box_low[name] = (box_low[name][0], min(box_low[name][1], cut))
-    box_high[name] = (max(box_high[name][0], cut), box_high[name][1])
 
 
 def join(packs: Sequence[Pack]) -> Pack:
@@ -291,9 +248,11 @@ def _merge(old: Table, new: Table) -> Table:
     merged = {row.identity: row for row in old.rows}
     for row in new.rows:
         kept = merged.get(row.identity)
-        if kept is None or kept.config != row.config or _ranging(kept) != _ranging(row):
+        if kept is None or kept.config != row.config or ranging(kept) != ranging(row):
             merged[row.identity] = row
-    rows = bounded(tuple(merged.values()))
+    rows = tuple(merged.values())
+    # Between rows that stay as they are the cut stays, too: two sweeps never find it at the same place.
+    rows = bounded(rows, {**known(new.rows), **known(rows)})
     return old if set(rows) == set(old.rows) else replace(new, rows=rows)
 
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from tunefarm.document import canonical
 from tunefarm.errors import UserError
-from tunefarm.export import bounded
 from tunefarm.pack import SOURCES, Pack, Row, Table, plain, seal
+from tunefarm.ranges import bounded, known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +201,7 @@ def _tables(kept: Sequence[_Entry], sides: Sequence[list[Row]]) -> list[Table]:
     """One table for all rows of equal conditions, in the newest one's name."""
     rows = [entry.row for entry in kept]
     if not any(set(rows) == set(side) for side in sides):
-        made = {row.identity: row for row in bounded(rows)}
+        made = {row.identity: row for row in bounded(rows, known(rows))}
         rows = [made[row.identity] for row in rows]
     groups: dict[Hashable, list[tuple[Row, Table]]] = {}
     for row, entry in zip(rows, kept, strict=True):

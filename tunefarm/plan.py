@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tunefarm import landscape as landscapes
@@ -211,6 +211,29 @@ def plan(resolved: Resolved, targets: Sequence[Target]) -> list[PlannedStudy]:
         studies += mine
     _check_distinct(resolved.experiment, studies)
     return studies
+
+
+def narrowed(
+    resolved: Resolved, planned: PlannedStudy, variables: FrozenMap[Value], entrants: Collection[Config]
+) -> PlannedStudy | None:
+    """A study of other variables in which only some compete; None if there is nothing to run.
+
+    Args:
+        resolved: the experiment.
+        planned: a study of it, whose device and default are those of the new one.
+        variables: in the place of its own.
+        entrants: configs; those that are no candidates there are left out.
+
+    Raises:
+        SpecError: the workload's call cannot be followed there.
+        LandscapeError: it is to be replayed, and the landscape lacks the problem.
+    """
+    study = _plan_study(resolved, planned.target, ProblemSpec(variables=variables, weight=planned.study.weight))
+    if study.skipped:
+        return None
+    if planned.target.meter == "replay":
+        landscapes.load_cached(planned.target.landscape).get(study.study.problem, planned.target.landscape)
+    return replace(study, candidates=tuple(c for c in study.candidates if c in entrants), checks=())
 
 
 def _check_distinct(experiment: Experiment, studies: Sequence[PlannedStudy]) -> None:

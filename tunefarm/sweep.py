@@ -2,6 +2,7 @@
 
 plan       studies and candidates                       plan.py
 contests   build, explore, finals, crown: one a study   contest.py and finals.py, over bench and search; unify.py
+cuts       where winners give way to their neighbours   crossover.py
 desks      what each contest waits for; several         desks.py
            experiments go on side by side
 dispatch   who works on what, and whose turn it is      dispatch.py and turns.py, over schedule and fleet
@@ -11,17 +12,19 @@ record     every step in the ledger; MLflow mirrors     record
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
 from tunefarm.builds import BUILD_S, BuildBoard
 from tunefarm.config import Config
 from tunefarm.contest import Contest
+from tunefarm.crossover import cross, crossings, groups
 from tunefarm.desks import Desks, Part
 from tunefarm.dispatch import Dispatch
 from tunefarm.minutes import Minutes
 from tunefarm.plan import PlannedStudy
+from tunefarm.ranges import Gap
 from tunefarm.record.memo import Memo
 from tunefarm.record.tracking import Tracker
 from tunefarm.seams import Ledger, Mirror, NullMirror
@@ -55,6 +58,7 @@ class Sweep:
 
     Attributes:
         contests: of its studies, once it has begun.
+        cuts: by device key, where winners were seen to give way to their neighbours.
         error: what broke it, if something did.
 
     Args:
@@ -86,6 +90,7 @@ class Sweep:
         self._tracker, self._watcher, self._mirror = tracker, watcher, mirror
         self._incumbents, self._pasts = incumbents or {}, pasts
         self._results: dict[int, StudyResult] = {}
+        self.cuts: dict[str, dict[Gap, int]] = {}
         self.contests: list[Contest] = []
         self.error: Exception | None = None
 
@@ -126,7 +131,7 @@ class Sweep:
             _contest(
                 self._resolved,
                 study,
-                Minutes(study=study.study.key, ledger=self._ledger, memo=self._memo),
+                self._minutes(study),
                 eager,
                 self._incumbents,
                 self._pasts,
@@ -141,6 +146,9 @@ class Sweep:
             Part(contest=contest, steps=contest.run_through(), then=partial(self._take, contest))
             for contest in self.contests
         ]
+
+    def _minutes(self, study: PlannedStudy) -> Minutes:
+        return Minutes(study=study.study.key, ledger=self._ledger, memo=self._memo)
 
     def _missing(self, board: BuildBoard, most: int) -> int:
         """Compilations that building every candidate would take; of more than `most` nobody wants to know how many."""
@@ -176,6 +184,31 @@ class Sweep:
         for contest, result in zip(self.contests, self.results, strict=True):
             self._tell(contest, result)
 
+    def cross(self, is_spent: Callable[[], bool]) -> list[Part]:
+        """What is left to measure once winners are known: where each gives way to its neighbour.
+
+        Args:
+            is_spent: whether a budget is.
+        """
+        ranges = self._resolved.workload.ranges
+        members = groups(zip(self.contests, self.results, strict=True)) if ranges else []
+        return [
+            Part(
+                contest=crossing.members[0][0],
+                steps=cross(crossing, self._resolved, self._probe, is_spent),
+                then=partial(self._cut, group[0][1].study.device.key, crossing.gap),
+            )
+            for group in members
+            for crossing in crossings(group, ranges)
+        ]
+
+    def _probe(self, planned: PlannedStudy) -> Contest:
+        return _contest(self._resolved, planned, self._minutes(planned), True, {}, (), 0.0)
+
+    def _cut(self, device: str, gap: Gap, cut: int | None) -> None:
+        if cut is not None:
+            self.cuts.setdefault(device, {})[gap] = cut
+
     def _tell(self, contest: Contest, result: StudyResult) -> None:
         self._tracker.study(result, contest.best_ms)
         if result.source:
@@ -210,6 +243,8 @@ def run_through(
     for sweep in sharing:
         if sweep.error is None:
             sweep.tell_shared()
+    if not dispatch.spent:
+        desks.play([(sweep, partial(sweep.cross, lambda: bool(dispatch.spent))) for sweep in sweeps if not sweep.error])
 
 
 def _contest(

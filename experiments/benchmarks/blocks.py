@@ -1,5 +1,7 @@
 """Three functions as training jobs have them, to be compiled by torch.compile: forward and backward, bf16.
 
+They are large enough that the GPU, and not the host that launches, sets the time of a step.
+
 Each is a function without arguments that gives (function, inputs); what requires a gradient is differentiated.
 """
 
@@ -70,18 +72,18 @@ def _module(module: nn.Module) -> nn.Module:
 
 
 def mlp() -> Case:
-    """An MLP block: 8192 rows of 1024, 4096 hidden."""
-    return _module(Mlp(MODEL, HIDDEN)), (_leaf(8192, MODEL),)
+    """An MLP block: 32768 rows of 1024, 4096 hidden."""
+    return _module(Mlp(MODEL, HIDDEN)), (_leaf(32768, MODEL),)
 
 
 def transformer() -> Case:
-    """A small transformer block: 8 sequences of 1024, width 1024, 16 heads."""
-    return _module(Block(MODEL, HIDDEN, HEADS)), (_leaf(8, 1024, MODEL),)
+    """A small transformer block: 32 sequences of 1024, width 1024, 16 heads."""
+    return _module(Block(MODEL, HIDDEN, HEADS)), (_leaf(32, 1024, MODEL),)
 
 
 def norms() -> Case:
-    """A norm-heavy function: 16384 rows of 2048 and of 4096."""
-    return _module(Norms(2048)), (_leaf(16384, 2048), _leaf(16384, 2048))
+    """A norm-heavy function: 32768 rows of 2048 and of 4096."""
+    return _module(Norms(2048)), (_leaf(32768, 2048), _leaf(32768, 2048))
 
 
 CASES = {"mlp": mlp, "transformer": transformer, "norms": norms}

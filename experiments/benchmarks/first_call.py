@@ -4,17 +4,20 @@
     python experiments/benchmarks/first_call.py --tune sweeps/blocks --pack packs/blocks.json   # makes the pack first
 
 Each cell is a process of its own with empty Inductor and Triton caches. The first call is one step, forward and
-backward, from the call of torch.compile to the end of the GPU's work; imports and the start of CUDA come before it.
-Steady state is the time of a step once 10 have gone by: the median of 40 groups of 10 steps with its 95 % interval, as
-the host and the GPU make it together. Benchmarks are candidates that Inductor or Triton timed. Needs a CUDA device.
+backward, from the call of torch.compile to the end of the GPU's work; imports and the start of CUDA come before it, and
+no other process works then. For the steady state the four processes of a function take turns, so that a GPU that slows
+down under load does so for all: the median of 40 groups of 10 steps with its 95 % interval, as the host and the GPU
+make it together. Benchmarks are candidates that Inductor or Triton timed. Needs a CUDA device.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -29,7 +32,7 @@ from blocks import CASES
 from sitting import end_well
 
 MODES = ("eager", "torch.compile", "max-autotune", "with pack")
-WARM_STEPS, GROUPS, STEPS = 10, 40, 10
+WARM_STEPS, ROUNDS, GROUPS, STEPS = 20, 5, 8, 10
 WORST_ERROR = 0.02
 """Of outputs and gradients against eager: a norm over a norm, in bf16."""
 
@@ -59,12 +62,15 @@ def count_benchmarks() -> list[str]:
     return timed
 
 
-def cell(case: str, mode: str, pack: str) -> dict[str, Any]:
-    """Measures one cell in this process."""
+def cell(case: str, mode: str, pack: str) -> None:
+    """Measures one cell in this process: the first call at once, the steady state a turn for each line of input."""
     import torch
 
     import tunefarm
 
+    # What the compiler prints is not for the reader of our figures.
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
     torch.manual_seed(0)
     function, inputs = CASES[case]()
     leaves = [*inputs, *(function.parameters() if isinstance(function, torch.nn.Module) else ())]
@@ -92,19 +98,19 @@ def cell(case: str, mode: str, pack: str) -> dict[str, Any]:
     step()
     torch.cuda.synchronize()
     first_s = time.perf_counter() - began
-    steady = steady_ms(step)
     ours = [step().detach(), *(leaf.grad for leaf in leaves)]
     theirs = [stepping(function)().detach(), *(leaf.grad for leaf in leaves)]
     error = max(float((a.double() - b.double()).norm() / b.double().norm()) for a, b in zip(ours, theirs, strict=True))
     assert error < WORST_ERROR, f"{case} {mode}: results are off by {error:.3g}"
     told = tunefarm.report()
-    return {
-        "first_s": first_s, "steady_ms": steady, "benchmarks": timed, "error": error, "hits": told.num_hits,
-        "misses": told.num_misses, "report": str(told),
-    }  # fmt: skip
+    first = {"first_s": first_s, "benchmarks": timed, "error": error, "hits": told.num_hits, "misses": told.num_misses}
+    print(json.dumps({**first, "report": str(told)}), file=channel)
+    del ours, theirs, out
+    for _ in sys.stdin:
+        print(json.dumps(turn_ms(step)), file=channel)
 
 
-def steady_ms(step: Callable[[], Any]) -> list[float]:
+def turn_ms(step: Callable[[], Any]) -> list[float]:
     """Milliseconds a step, by group."""
     import torch
 
@@ -130,41 +136,90 @@ def interval(times: list[float]) -> tuple[float, float, float]:
     return statistics.median(ordered), ordered[max(0, n // 2 - reach)], ordered[min(n - 1, n // 2 + reach)]
 
 
-def in_fresh_process(case: str, mode: str, pack: str) -> dict[str, Any]:
-    """A cell, measured in a process of its own with empty caches."""
-    with tempfile.TemporaryDirectory() as folder:
+class Cell:
+    """A cell in a process of its own with empty caches, as a context; its first call is over when it is entered."""
+
+    def __init__(self, case: str, mode: str, pack: str) -> None:
+        self.case, self.mode = case, mode
+        self._words = [sys.executable, __file__, "--cell", case, mode, "--pack", pack]
+        self._held = contextlib.ExitStack()
+
+    def __enter__(self) -> Cell:
+        folder = self._held.enter_context(tempfile.TemporaryDirectory())
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TUNEFARM")}
         environment |= {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
-        words = [sys.executable, __file__, "--cell", case, mode, "--pack", pack]
         # Of what max-autotune says of each product it tries nobody reads a word, unless something fails.
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(f"{case}, {mode}: the process ended with {done.returncode}\n{done.stderr[-4000:]}")
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return found
+        self._said = self._held.enter_context(tempfile.TemporaryFile("w+"))
+        self._process = subprocess.Popen(
+            self._words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True
+        )
+        self._held.callback(self._process.communicate)
+        self.told: dict[str, Any] = self._answer()
+        self.steady_ms: list[float] = []
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def turn(self) -> None:
+        """Times some steps."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        self.steady_ms += self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        if line := self._process.stdout.readline():
+            return json.loads(line)
+        code = self._process.wait()
+        self._said.seek(0)
+        sys.exit(f"{self.case}, {self.mode}: the process ended with {code}\n{self._said.read()[-4000:]}")
+
+    def __str__(self) -> str:
+        median, low, high = interval(self.steady_ms)
+        return (
+            f"{self.case:12s} {self.mode:14s} first call {self.told['first_s']:6.2f} s, steady {median:.3f} ms "
+            f"({low:.3f} - {high:.3f}), {len(self.told['benchmarks'])} benchmarks, error {self.told['error']:.1e}"
+        )
 
 
-def tell(found: dict[tuple[str, str], dict[str, Any]], cases: list[str]) -> None:
+def measured(case: str, modes: list[str], pack: str) -> dict[str, Cell]:
+    """The cells of one function, by mode."""
+    with contextlib.ExitStack() as stack:
+        cells = [stack.enter_context(Cell(case, mode, pack)) for mode in modes]
+        for number in range(ROUNDS):
+            for each in random.Random(number).sample(cells, len(cells)):
+                each.turn()
+    for each in cells:
+        print(each, flush=True)
+        if each.mode == "with pack":
+            print(each.told["report"], flush=True)
+    return {each.mode: each for each in cells}
+
+
+def tell(found: dict[str, dict[str, Cell]]) -> None:
     """Prints the table, and how the pack does beside the others."""
     import torch
     import triton
 
     print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}, {date.today()}\n")
     print("| function | | " + " | ".join(MODES) + " |\n|---|---|" + "---|" * len(MODES))
-    for case in cases:
-        cells = [found[case, mode] for mode in MODES]
-        print(f"| {case} | first call, s | " + " | ".join(f"{c['first_s']:.2f}" for c in cells) + " |")
-        times = ("{:.3f} ({:.3f} - {:.3f})".format(*interval(c["steady_ms"])) for c in cells)
+    for case, cells in found.items():
+        told = [cells[mode].told for mode in MODES]
+        print(f"| {case} | first call, s | " + " | ".join(f"{each['first_s']:.2f}" for each in told) + " |")
+        times = ("{:.3f} ({:.3f} - {:.3f})".format(*interval(cells[mode].steady_ms)) for mode in MODES)
         print("| | steady, ms | " + " | ".join(times) + " |")
-        print("| | benchmarks | " + " | ".join(str(len(c["benchmarks"])) for c in cells) + " |")
+        print("| | benchmarks | " + " | ".join(str(len(each["benchmarks"])) for each in told) + " |")
     gains = []
-    for case in cases:
-        ours, most, plain = (found[case, mode] for mode in ("with pack", "max-autotune", "torch.compile"))
-        gains.append(interval(most["steady_ms"])[0] / interval(ours["steady_ms"])[0])
+    for case, cells in found.items():
+        ours, most, plain = (cells[mode] for mode in ("with pack", "max-autotune", "torch.compile"))
+        gains.append(interval(most.steady_ms)[0] / interval(ours.steady_ms)[0])
+        first_s = ours.told["first_s"]
         print(
-            f"{case}: first call {ours['first_s'] / most['first_s']:.2f} x max-autotune's, "
-            f"{ours['first_s'] / plain['first_s']:.2f} x torch.compile's; steady state {gains[-1]:.3f} x as fast as "
-            f"max-autotune; {ours['hits']} hits, {ours['misses']} misses"
+            f"{case}: first call {first_s / most.told['first_s']:.2f} x max-autotune's, "
+            f"{first_s / plain.told['first_s']:.2f} x torch.compile's; steady state {gains[-1]:.3f} x as fast as "
+            f"max-autotune; {ours.told['hits']} hits, {ours.told['misses']} misses"
         )
     print(f"geometric mean {statistics.geometric_mean(gains):.3f} x as fast as max-autotune")
 
@@ -197,26 +252,15 @@ def main() -> None:
     parser.add_argument("--cell", nargs=2, metavar=("FUNCTION", "MODE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.cell:
-        print(json.dumps(cell(*options.cell, options.pack)))
+        cell(*options.cell, options.pack)
         return
     if options.tune:
         tune(Path(options.tune), Path(options.pack), options.only)
     if not options.modes:
         return
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for case in options.only:
-        for mode in options.modes:
-            found[case, mode] = each = in_fresh_process(case, mode, options.pack)
-            median, low, high = interval(each["steady_ms"])
-            print(
-                f"{case:12s} {mode:14s} first call {each['first_s']:6.2f} s, steady {median:.3f} ms "
-                f"({low:.3f} - {high:.3f}), {len(each['benchmarks'])} benchmarks, error {each['error']:.1e}",
-                flush=True,
-            )
-            if mode == "with pack":
-                print(each["report"], flush=True)
+    found = {case: measured(case, options.modes, options.pack) for case in options.only}
     if set(options.modes) == set(MODES):
-        tell(found, options.only)
+        tell(found)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tunefarm.config import Config
     from tunefarm.pack import Pack
     from tunefarm.plan import PlannedStudy
+    from tunefarm.ranges import Cuts
     from tunefarm.record.ledger import FileLedger
     from tunefarm.study import StudyResult
 
@@ -26,6 +27,7 @@ class Harvest:
     order: Order
     ledger: FileLedger
     results: Sequence[StudyResult]
+    cuts: Mapping[str, Cuts]
 
 
 def exportable(results: Sequence[StudyResult]) -> list[StudyResult]:
@@ -84,6 +86,7 @@ def export_all(path: str, harvests: Sequence[Harvest]) -> bool:
                     won, kernel=kernel, source_hash=source, layer=layer, sweep=spec.name,
                     experiment=spec.digest, created=datetime.date.today().isoformat(), tunefarm=__version__,
                     ranges=workload.ranges, checked=workload.reference is not None, triton=triton_version(),
+                    cuts=harvest.cuts,
                 )
             )  # fmt: skip
     if not packs:

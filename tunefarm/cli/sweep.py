@@ -222,7 +222,13 @@ def _export(entrants: dict[int, _Entrant], endings: Sequence[Ending]) -> tuple[d
     for path, numbers in by_path.items():
         notices += left_out([result for number in numbers for result in endings[number].results])
         harvests = [
-            Harvest(order=entrants[n].order, ledger=entrants[n].ledger, results=endings[n].results) for n in numbers
+            Harvest(
+                order=entrants[n].order,
+                ledger=entrants[n].ledger,
+                results=endings[n].results,
+                cuts=entrants[n].sweep.cuts,
+            )
+            for n in numbers
         ]
         try:
             if path and export_all(path, harvests):

@@ -10,9 +10,9 @@ from typing import Any
 from tunefarm.config import LAUNCH_OPTIONS, Config, Value
 from tunefarm.device import Device
 from tunefarm.errors import DocumentError, UserError
-from tunefarm.export import bounded
 from tunefarm.frozen import FrozenMap
 from tunefarm.pack import Bounds, Match, Pack, Provenance, Row, Table, seal
+from tunefarm.ranges import bounded
 
 OPTIONS = (*LAUNCH_OPTIONS, "waves_per_eu", "matrix_instr_nonkdim", "kpack")
 """Launch options that stand among the params in other tools' configs; the last three are AMD's."""
