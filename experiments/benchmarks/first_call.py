@@ -7,7 +7,8 @@ Each cell is a process of its own with empty Inductor and Triton caches. The fir
 backward, from the call of torch.compile to the end of the GPU's work; imports and the start of CUDA come before it, and
 no other process works then. For the steady state the four processes of a function take turns, so that a GPU that slows
 down under load does so for all: the median of 40 groups of 10 steps with its 95 % interval, as the host and the GPU
-make it together. Benchmarks are candidates that Inductor or Triton timed. Needs a CUDA device.
+make it together. Benchmarks are candidates that Inductor or Triton timed. Needs a CUDA device; max-autotune alone takes
+several minutes, so `--keep FILE` keeps each function's figures, and the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from datetime import date
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -136,11 +139,28 @@ def interval(times: list[float]) -> tuple[float, float, float]:
     return statistics.median(ordered), ordered[max(0, n // 2 - reach)], ordered[min(n - 1, n // 2 + reach)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What a cell gave: what it told after its first call, and the times of its steps."""
+
+    case: str
+    mode: str
+    told: dict[str, Any]
+    steady_ms: list[float]
+
+    def __str__(self) -> str:
+        median, low, high = interval(self.steady_ms)
+        return (
+            f"{self.case:12s} {self.mode:14s} first call {self.told['first_s']:6.2f} s, steady {median:.3f} ms "
+            f"({low:.3f} - {high:.3f}), {len(self.told['benchmarks'])} benchmarks, error {self.told['error']:.1e}"
+        )
+
+
 class Cell:
     """A cell in a process of its own with empty caches, as a context; its first call is over when it is entered."""
 
     def __init__(self, case: str, mode: str, pack: str) -> None:
-        self.case, self.mode = case, mode
+        self._case, self._mode = case, mode
         self._words = [sys.executable, __file__, "--cell", case, mode, "--pack", pack]
         self._held = contextlib.ExitStack()
 
@@ -154,8 +174,8 @@ class Cell:
             self._words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True
         )
         self._held.callback(self._process.communicate)
-        self.told: dict[str, Any] = self._answer()
-        self.steady_ms: list[float] = []
+        self._told: dict[str, Any] = self._answer()
+        self._steady_ms: list[float] = []
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -166,7 +186,7 @@ class Cell:
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        self.steady_ms += self._answer()
+        self._steady_ms += self._answer()
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -174,36 +194,54 @@ class Cell:
             return json.loads(line)
         code = self._process.wait()
         self._said.seek(0)
-        sys.exit(f"{self.case}, {self.mode}: the process ended with {code}\n{self._said.read()[-4000:]}")
+        sys.exit(f"{self._case}, {self._mode}: the process ended with {code}\n{self._said.read()[-4000:]}")
 
-    def __str__(self) -> str:
-        median, low, high = interval(self.steady_ms)
-        return (
-            f"{self.case:12s} {self.mode:14s} first call {self.told['first_s']:6.2f} s, steady {median:.3f} ms "
-            f"({low:.3f} - {high:.3f}), {len(self.told['benchmarks'])} benchmarks, error {self.told['error']:.1e}"
-        )
+    @property
+    def figures(self) -> Figures:
+        """What it gave so far."""
+        return Figures(case=self._case, mode=self._mode, told=self._told, steady_ms=self._steady_ms)
 
 
-def measured(case: str, modes: list[str], pack: str) -> dict[str, Cell]:
+def measured(case: str, modes: list[str], pack: str) -> dict[str, Figures]:
     """The cells of one function, by mode."""
     with contextlib.ExitStack() as stack:
         cells = [stack.enter_context(Cell(case, mode, pack)) for mode in modes]
         for number in range(ROUNDS):
             for each in random.Random(number).sample(cells, len(cells)):
                 each.turn()
-    for each in cells:
-        print(each, flush=True)
-        if each.mode == "with pack":
-            print(each.told["report"], flush=True)
-    return {each.mode: each for each in cells}
+        return {mode: cell.figures for mode, cell in zip(modes, cells, strict=True)}
 
 
-def tell(found: dict[str, dict[str, Cell]]) -> None:
-    """Prints the table, and how the pack does beside the others."""
+def kept(path: Path | None, terms: dict[str, Any]) -> dict[str, dict[str, Figures]]:
+    """Figures of functions that an earlier run of the same command has kept, on the same terms."""
+    lines = path.read_text().splitlines() if path is not None and path.exists() else []
+    found: dict[str, dict[str, Figures]] = {}
+    for data in map(json.loads, lines):
+        if data.pop("terms") == terms:
+            found.setdefault(data["case"], {})[data["mode"]] = Figures(**data)
+    return found
+
+
+def keep(path: Path | None, terms: dict[str, Any], cells: dict[str, Figures]) -> None:
+    """Adds figures to a file."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.writelines(json.dumps({"terms": terms, **asdict(each)}) + "\n" for each in cells.values())
+
+
+def terms_of(pack: str) -> dict[str, Any]:
+    """What figures must agree in to stand in one table."""
     import torch
     import triton
 
-    print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}, {date.today()}\n")
+    here = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+    return {**here, "pack": sha256(Path(pack).read_bytes()).hexdigest(), "date": str(date.today())}
+
+
+def tell(found: dict[str, dict[str, Figures]], terms: dict[str, Any]) -> None:
+    """Prints the table, and how the pack does beside the others."""
+    print("\n{device}, torch {torch}, Triton {triton}, {date}\n".format(**terms))
     print("| function | | " + " | ".join(MODES) + " |\n|---|---|" + "---|" * len(MODES))
     for case, cells in found.items():
         told = [cells[mode].told for mode in MODES]
@@ -247,6 +285,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pack", required=True, help="the pack of the last column")
     parser.add_argument("--tune", metavar="FOLDER", help="make the pack first; experiments and sweeps go there")
+    parser.add_argument("--keep", metavar="FILE", type=Path, help="keep figures there, and go on from those it has")
     parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES), help="of the functions")
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES), help=argparse.SUPPRESS)
     parser.add_argument("--cell", nargs=2, metavar=("FUNCTION", "MODE"), help=argparse.SUPPRESS)
@@ -258,9 +297,18 @@ def main() -> None:
         tune(Path(options.tune), Path(options.pack), options.only)
     if not options.modes:
         return
-    found = {case: measured(case, options.modes, options.pack) for case in options.only}
+    terms = terms_of(options.pack)
+    found = kept(options.keep, terms)
+    for case in options.only:
+        if not set(options.modes) <= found.get(case, {}).keys():
+            found[case] = measured(case, options.modes, options.pack)
+            keep(options.keep, terms, found[case])
+        for each in found[case].values():
+            print(each, flush=True)
+            if each.mode == "with pack":
+                print(each.told["report"], flush=True)
     if set(options.modes) == set(MODES):
-        tell(found)
+        tell({case: found[case] for case in options.only}, terms)
 
 
 if __name__ == "__main__":
