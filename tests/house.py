@@ -96,6 +96,7 @@ HOUSE = """
     fleet.relay
     fleet.post
     fleet.inline
+    fleet.cluster           ray
     fleet.ray               ray
 
     record

@@ -137,9 +137,9 @@ def open_ray() -> Fleet:
 def ray_cluster() -> Iterator[None]:
     """A cluster that believes it has two GPUs; fleets join it because this process has."""
     ray = pytest.importorskip("ray")
-    from tunefarm.fleet import ray as door
+    from tunefarm.fleet import cluster
 
-    os.environ["RAY_AUTH_TOKEN"] = door._TOKEN
+    os.environ["RAY_AUTH_TOKEN"] = cluster._TOKEN
     ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
-import secrets
-import signal
-import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -19,17 +16,17 @@ from typing import Any
 
 from tunefarm.device import Device
 from tunefarm.errors import InfrastructureError, SpecError, WorkerLost
-from tunefarm.fleet.cpus import available_cpus
+from tunefarm.fleet.cluster import LABEL, Node, connect, describe, label_of, nodes, settled, usable_cpus
 from tunefarm.fleet.parcel import Reply, pack
 from tunefarm.fleet.post import Post, close_all
 from tunefarm.fleet.process import LocalProcess
 from tunefarm.fleet.relay import Relay
 from tunefarm.seams import Worker
 
-_TOKEN = secrets.token_hex(32)
-"""What a local cluster asks of its callers; one for all, because Ray reads it once per process."""
+logger = logging.getLogger(__name__)
 
-_REACH_S = 10.0
+_FOLLOW_S = 2.0
+_CLOSE_S = 10.0
 
 
 class Actor:
@@ -126,10 +123,12 @@ class RayProcess:
         try:
             ray.get(self._actor.ready.remote(), timeout=self._startup_s)
         except ray.exceptions.GetTimeoutError:
-            wanted = ", ".join(f"{k.removeprefix('num_')}={v}" for k, v in self._options.items() if v)
+            wanted = ", ".join(
+                f"{k.removeprefix('num_')}={v}" for k, v in self._options.items() if v and k.startswith("num_")
+            )
             raise InfrastructureError(
                 f"{self._name} did not start within {self._startup_s:g} s: it needs {wanted or 'a free process'}; "
-                f"free on the cluster: {_describe(ray.available_resources())}",
+                f"free on the cluster: {describe(ray.available_resources())}",
                 hint="free the cluster, or ask for fewer workers",
             ) from None
         except ray.exceptions.RayError as error:
@@ -140,8 +139,9 @@ class RayProcess:
 class RayFleet:
     """Build workers on the CPUs of a cluster, and one measuring worker per GPU or some that replay.
 
-    What jobs print is kept only to be shown as the last words of a process that dies. A local cluster has no
-    dashboard, sends no usage statistics, and asks every caller for a token that only this process and its children
+    Each worker is tied to one node. On a cluster of others nodes that come are taken in, and workers of nodes that are
+    gone leave. What jobs print is kept only to be shown as the last words of a process that dies. A local cluster has
+    no dashboard, sends no usage statistics, and asks every caller for a token that only this process and its children
     know; it ends with the fleet. On a cluster of others a GPU is taken up with its worker's first job, so that it is
     free for them while this driver compiles; to learn which GPU that is, a process is started at once and ends again.
 
@@ -150,6 +150,8 @@ class RayFleet:
             is used and left running.
         probe: run on each measuring worker, which then holds one GPU, to learn its device. None for measuring
             workers that replay, and hold none.
+        replayed: devices whose measurements are replayed. Nodes whose label `tunefarm.dev/device` names one stand for
+            it: their GPUs each get a worker that replays that device, and no other.
         warm: per role, what is run on each worker as soon as it is there, and on a spare beside each measuring
             worker: what loads there need not be waited for later. It must not touch the GPU. On a cluster of others,
             whose GPUs are not held that early, the spare alone loads.
@@ -167,47 +169,56 @@ class RayFleet:
         address: str | None = None,
         *,
         probe: Callable[[], Device] | None = None,
+        replayed: Sequence[Device] = (),
         warm: Mapping[str, Callable[[], None]] | None = None,
         num_measure: int | None = None,
         num_builders: int | None = None,
         startup_s: float = 120.0,
     ) -> None:
-        self._workers: list[Worker] = []
+        self._workers: tuple[Worker, ...] = ()
         self._posts: dict[str, Post] = {}
+        self._homes: dict[str, Node] = {}
+        self._options: dict[str, dict[str, Any]] = {}
+        self._numbers = {"measure": itertools.count(), "build": itertools.count()}
         self._startup_s = startup_s
         self._warm = warm or {}
-        self._owns_cluster = _connect(address, use_gpus=probe is not None)
+        self._probe = probe
+        self._replayed = {label_of(device.name): device for device in replayed}
+        self._closing = threading.Event()
+        self._watch: threading.Thread | None = None
+        self._owns_cluster = connect(address, use_gpus=probe is not None)
         try:
-            num_cpus, num_gpus = _capacity(startup_s)
-            if probe is None:
-                num_measure = 1 if num_measure is None else num_measure
-            else:
-                num_measure = _fit(num_measure, num_gpus, "GPU")
-            for number in range(num_measure):
-                self._add("measure", number, {"num_cpus": 0, "num_gpus": 0 if probe is None else 1})
-            for number in range(_fit(num_builders, num_cpus, "CPU")):
-                self._add("build", number, {"num_cpus": 1})
-            if probe is not None:
-                self._introduce(probe)
+            there = settled(startup_s)
+            self._take_in(there, num_measure, num_builders)
+            if not self._owns_cluster:
+                following = {node.id for node in there}
+                measures = num_measure is None and bool(probe or self._replayed)
+                self._watch = threading.Thread(
+                    target=self._follow, args=(following, measures, num_builders is None), daemon=True
+                )
+                self._watch.start()
         except BaseException:
             self.close()
             raise
 
     @property
     def workers(self) -> Sequence[Worker]:
-        """The workers there are: measuring workers first."""
-        return tuple(self._workers)
+        """The workers there are now: measuring workers first."""
+        return self._workers
 
     def submit(self, job: Callable[[], Any], where: str) -> Future[Any]:
         """Runs `job` on the worker named `where`, after what it already has; see `tunefarm.seams.Fleet`.
 
         Raises:
-            InfrastructureError: the job cannot be pickled, or the fleet is closed.
+            InfrastructureError: the job cannot be pickled, the worker's node is gone, or the fleet is closed.
         """
         return self._posts[where].submit(job)
 
     def close(self) -> None:
         """Ends all actors, and the cluster if it is the fleet's own. May be called twice."""
+        self._closing.set()
+        if self._watch is not None and self._watch is not threading.current_thread():
+            self._watch.join(_CLOSE_S)
         close_all(self._posts.values())
         if self._owns_cluster:
             import ray
@@ -215,99 +226,112 @@ class RayFleet:
             self._owns_cluster = False
             ray.shutdown()
 
-    def _add(self, role: str, number: int, options: Mapping[str, Any]) -> None:
-        worker = Worker(name=f"{role}-{number}", role=role, node=socket.gethostname() if self._owns_cluster else "")
-        warm = self._warm.get(role)
-        spare = pack(warm) if warm is not None and role == "measure" else None
-        self._posts[worker.name] = self._post(worker.name, options, spare)
-        self._workers.append(worker)
-        if warm is not None and role == "build":
-            self.submit(warm, worker.name)
+    # ---- workers ----
 
-    def _post(self, name: str, options: Mapping[str, Any], spare: bytes | None = None) -> Post:
+    def _take_in(self, there: Sequence[Node], num_measure: int | None, num_builders: int | None) -> None:
+        """Adds workers on nodes.
+
+        Args:
+            there: the nodes.
+            num_measure: measuring workers, None for all there can be.
+            num_builders: build workers, None for all there can be.
+        """
+        seats = [] if num_measure == 0 else self._seats(there, num_measure)
+        measuring = [self._worker("measure", node) for node in seats]
+        if measuring and self._probe is not None:
+            measuring = self._introduced(measuring, self._probe)
+        own = {node.id: node.num_cpus for node in there if node.num_cpus}
+        cpus = own if self._owns_cluster else usable_cpus([node for node in there if node.id in own])
+        desks = [node for desk in range(max(cpus.values(), default=0)) for node in there if cpus.get(node.id, 0) > desk]
+        building = [self._worker("build", node) for node in desks[: _fit(num_builders, len(desks), "CPU")]]
+        self._open([*measuring, *building])
+
+    def _seats(self, there: Sequence[Node], wanted: int | None) -> list[Node]:
+        """A node for each measuring worker."""
+        if self._probe is None and not self._replayed_on(there):
+            home = max(there, key=lambda node: node.num_cpus)  # Who replays holds nothing, and one is enough.
+            return [home] * (1 if wanted is None else wanted)
+        gpus = [n for n in there for _ in range(n.num_gpus) if self._probe is not None or self._replayed_on([n])]
+        return gpus[: _fit(wanted, len(gpus), "GPU")]
+
+    def _replayed_on(self, there: Sequence[Node]) -> list[Device]:
+        return [self._replayed[label] for node in there if (label := node.labels.get(LABEL, "")) in self._replayed]
+
+    def _worker(self, role: str, node: Node) -> Worker:
+        worker = Worker(
+            name=f"{role}-{next(self._numbers[role])}", role=role, node=node.host,
+            device=next(iter(self._replayed_on([node])), None) if role == "measure" and not self._probe else None,
+        )  # fmt: skip
+        holds = role == "measure" and bool(self._probe or worker.device)
+        self._homes[worker.name] = node
+        self._options[worker.name] = {"num_cpus": int(role == "build"), "num_gpus": int(holds), **node.place}
+        return worker
+
+    def _open(self, workers: Sequence[Worker]) -> None:
+        """Lets workers be seen, once they can be given jobs."""
+        for worker in workers:
+            warm = self._warm.get(worker.role)
+            spare = pack(warm) if warm is not None and worker.role == "measure" else None
+            if worker.name not in self._posts:
+                self._posts[worker.name] = self._post(worker, spare)
+            if warm is not None and (worker.role == "build" or self._owns_cluster):
+                self.submit(warm, worker.name)
+        both = (*self._workers, *workers)
+        self._workers = (*(w for w in both if w.role == "measure"), *(w for w in both if w.role != "measure"))
+
+    def _post(self, worker: Worker, spare: bytes | None = None) -> Post:
         # Ray's own rule on what a process without GPUs sees has changed between releases.
-        environment = {} if options.get("num_gpus") else {"CUDA_VISIBLE_DEVICES": ""}
+        environment = {} if worker.role == "measure" and self._probe is not None else {"CUDA_VISIBLE_DEVICES": ""}
+        name, options = worker.name, self._options[worker.name]
         return Post(name, partial(RayProcess, name, options, environment, self._startup_s, spare))
 
-    def _introduce(self, probe: Callable[[], Device]) -> None:
-        """Learns where the measuring workers are and which GPU each holds."""
-        meters = [worker for worker in self._workers if worker.role == "measure"]
-        posts = {worker.name: self._posts[worker.name] for worker in meters}
-        if not self._owns_cluster:
-            posts = {name: self._post(name, {"num_cpus": 0, "num_gpus": 1}) for name in posts}
-        try:
-            answers = [posts[worker.name].submit(partial(_introduction, probe)) for worker in meters]
-            told = [answer.result() for answer in answers]
-        finally:
-            if not self._owns_cluster:
-                close_all(posts.values())
-        self._workers[: len(meters)] = [
-            replace(worker, device=device, node=node) for worker, (device, node) in zip(meters, told, strict=True)
-        ]
+    def _introduced(self, workers: Sequence[Worker], probe: Callable[[], Device]) -> list[Worker]:
+        """Measuring workers with the GPU that each holds, or is to hold."""
         warm = self._warm.get("measure")
-        if warm is not None and self._owns_cluster:
-            for worker in meters:
-                self.submit(warm, worker.name)
-
-
-def _introduction(probe: Callable[[], Device]) -> tuple[Device, str]:
-    return probe(), socket.gethostname()
-
-
-def _connect(address: str | None, *, use_gpus: bool) -> bool:
-    """Joins a cluster or starts one here; True if it was started here."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    import ray
-
-    if ray.is_initialized():
-        return False
-    options: dict[str, Any] = {"address": address}
-    if address is not None:
-        _reach(address)
-    else:
-        # Ray would write a token into the home directory, which may be read-only and outlives the cluster.
-        os.environ["RAY_AUTH_TOKEN"] = _TOKEN
-        options = {
-            "address": "local",
-            "num_cpus": available_cpus(),
-            "num_gpus": None if use_gpus else 0,
-            "include_dashboard": False,
-        }
-    # `log_to_driver` does not cover Ray's own words on dead workers, which would go to standard output.
-    ray._private.worker._worker_logs_enabled = False
-    asked_to_end = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
-    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        raise InfrastructureError(f"no Ray cluster at {address or 'this machine'}: {error}") from error
-    if threading.current_thread() is threading.main_thread():
-        # What happens when this process is asked to end is its own matter: Ray's answer prints a stack, and aborts.
-        signal.signal(signal.SIGTERM, asked_to_end)
-    return address is None
-
-
-def _reach(address: str) -> None:
-    """Ray itself tries for many minutes before it says that nobody listens at an address."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if port.isdigit():
+        spare = pack(warm) if warm is not None and self._owns_cluster else None
+        posts = {worker.name: self._post(worker, spare) for worker in workers}
         try:
-            socket.create_connection((host, int(port)), timeout=_REACH_S).close()
-        except OSError as error:
-            raise InfrastructureError(
-                f"no Ray cluster at {address}: {error}", hint="is it up, and the port right?"
-            ) from error
+            answers = [posts[worker.name].submit(probe) for worker in workers]
+            told = [answer.result() for answer in answers]
+        except BaseException:
+            close_all(posts.values())
+            raise
+        if self._owns_cluster:
+            self._posts |= posts
+        else:
+            close_all(posts.values())
+        return [replace(worker, device=device) for worker, device in zip(workers, told, strict=True)]
 
+    # ---- nodes that come and go ----
 
-def _capacity(startup_s: float) -> tuple[int, int]:
-    """(CPUs, GPUs) of the cluster; its nodes may need a moment to say what they have."""
-    import ray
+    def _follow(self, known: set[str], measures: bool, builds: bool) -> None:
+        """Takes in nodes that come and lets go of those that are gone, until the fleet closes.
 
-    give_up_s = time.monotonic() + startup_s
-    while not (total := ray.cluster_resources()).get("CPU"):
-        if time.monotonic() > give_up_s:
-            raise InfrastructureError(f"the Ray cluster has no CPUs: {_describe(total)}")
-        time.sleep(0.1)
-    return int(total["CPU"]), int(total.get("GPU", 0))
+        Args:
+            known: ids of the nodes that the fleet has seen.
+            measures: whether GPUs of new nodes are wanted.
+            builds: whether their CPUs are.
+        """
+        while not self._closing.wait(_FOLLOW_S):
+            try:
+                there = nodes()
+                self._let_go({node.id for node in there})
+                fresh = [node for node in there if node.id not in known]
+                known |= {node.id for node in fresh}
+                if fresh and not self._closing.is_set():
+                    logger.info("nodes have come: %s", ", ".join(node.host for node in fresh))
+                    gpus = [node for node in fresh if node.num_gpus] if measures else []
+                    self._take_in(fresh, None if gpus else 0, None if builds else 0)
+            except Exception as error:
+                # What a new node cannot do is no harm to those there are.
+                if not self._closing.is_set():
+                    logger.warning("nodes of the cluster that came or went are not followed: %s", error)
+
+    def _let_go(self, alive: set[str]) -> None:
+        gone = [worker for worker in self._workers if self._homes[worker.name].id not in alive]
+        self._workers = tuple(worker for worker in self._workers if worker not in gone)
+        for worker in gone:
+            self._posts[worker.name].stop()
 
 
 def _fit(wanted: int | None, there: int, what: str) -> int:
@@ -324,7 +348,3 @@ def _fit(wanted: int | None, there: int, what: str) -> int:
 def _last_line(error: Exception) -> str:
     """What Ray says of the cause; the lines before it are ids."""
     return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-
-
-def _describe(resources: Mapping[str, float]) -> str:
-    return ", ".join(f"{name}={resources.get(name, 0):g}" for name in ("CPU", "GPU"))

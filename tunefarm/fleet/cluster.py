@@ -1,0 +1,171 @@
+"""A Ray cluster: how it is joined, which nodes it has, and how a process is tied to one of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tunefarm.errors import InfrastructureError
+from tunefarm.fleet.cpus import available_cpus
+from tunefarm.frozen import FrozenMap
+
+LABEL = "tunefarm.dev/device"
+"""A node's label that names the device whose measurements are replayed there; see `label_of`."""
+
+_TOKEN = secrets.token_hex(32)
+"""What a local cluster asks of its callers; one for all, because Ray reads it once per process."""
+
+_REACH_S = 10.0
+_SURVEY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node that is alive.
+
+    Attributes:
+        id: Ray's; one that comes back has another.
+        host: its name.
+        num_cpus: CPUs that the cluster may give away there.
+        num_gpus: GPUs.
+        labels: the node's labels.
+    """
+
+    id: str
+    host: str
+    num_cpus: int
+    num_gpus: int
+    labels: FrozenMap[str]
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Options that tie an actor or task to it, and let it fail where the node is gone."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(self.id, soft=False)}
+
+
+def label_of(name: str) -> str:
+    """A device's name as a label's value: `NVIDIA-A100-PCIE-40GB`, as Kubernetes' GPU discovery writes it."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-")
+
+
+def connect(address: str | None, *, use_gpus: bool) -> bool:
+    """Joins a cluster or starts one here; True if it was started here.
+
+    Args:
+        address: of a cluster; None for one of this machine. If this process has joined one already, that is used.
+        use_gpus: whether one of this machine counts its GPUs.
+
+    Raises:
+        InfrastructureError: it cannot be reached or started.
+    """
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+
+    if ray.is_initialized():
+        return False
+    options: dict[str, Any] = {"address": address}
+    if address is not None:
+        _reach(address)
+    else:
+        # Ray would write a token into the home directory, which may be read-only and outlives the cluster.
+        os.environ["RAY_AUTH_TOKEN"] = _TOKEN
+        options = {
+            "address": "local",
+            "num_cpus": available_cpus(),
+            "num_gpus": None if use_gpus else 0,
+            "include_dashboard": False,
+        }
+    # `log_to_driver` does not cover Ray's own words on dead workers, which would go to standard output.
+    ray._private.worker._worker_logs_enabled = False
+    asked_to_end = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        raise InfrastructureError(f"no Ray cluster at {address or 'this machine'}: {error}") from error
+    if threading.current_thread() is threading.main_thread():
+        # What happens when this process is asked to end is its own matter: Ray's answer prints a stack, and aborts.
+        signal.signal(signal.SIGTERM, asked_to_end)
+    return address is None
+
+
+def _reach(address: str) -> None:
+    """Ray itself tries for many minutes before it says that nobody listens at an address."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=_REACH_S).close()
+        except OSError as error:
+            raise InfrastructureError(
+                f"no Ray cluster at {address}: {error}", hint="is it up, and the port right?"
+            ) from error
+
+
+def nodes() -> list[Node]:
+    """The nodes that are alive, in an order that lasts."""
+    import ray
+
+    found = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            has: Mapping[str, float] = node["Resources"]
+            found.append(
+                Node(
+                    id=node["NodeID"], host=node["NodeManagerHostname"], num_cpus=int(has.get("CPU", 0)),
+                    num_gpus=int(has.get("GPU", 0)), labels=FrozenMap(node.get("Labels") or {}),
+                )
+            )  # fmt: skip
+    return sorted(found, key=lambda node: node.id)
+
+
+def settled(patience_s: float) -> list[Node]:
+    """The nodes, once one of them has CPUs: a cluster may need a moment to say what it has.
+
+    Raises:
+        InfrastructureError: none has in time.
+    """
+    give_up_s = time.monotonic() + patience_s
+    while not sum(node.num_cpus for node in nodes()):
+        if time.monotonic() > give_up_s:
+            raise InfrastructureError(f"the Ray cluster has no CPUs: {describe(total(nodes()))}")
+        time.sleep(0.1)
+    return nodes()
+
+
+def usable_cpus(wanted: Sequence[Node]) -> dict[str, int]:
+    """By node id, how many CPUs may really be kept busy there: whoever started a node may have said another number.
+
+    A node that does not answer is taken at its word.
+    """
+    import ray
+
+    asked = {node.id: ray.remote(available_cpus).options(num_cpus=0, **node.place).remote() for node in wanted}
+    if asked:
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=_SURVEY_S)
+    found = {}
+    for node in wanted:
+        try:
+            found[node.id] = min(node.num_cpus, ray.get(asked[node.id], timeout=0))
+        except ray.exceptions.RayError:
+            found[node.id] = node.num_cpus
+    return found
+
+
+def total(there: Sequence[Node]) -> dict[str, float]:
+    """What nodes have together."""
+    return {"CPU": sum(node.num_cpus for node in there), "GPU": sum(node.num_gpus for node in there)}
+
+
+def describe(resources: Mapping[str, float]) -> str:
+    """CPUs and GPUs, for people."""
+    return ", ".join(f"{name}={resources.get(name, 0):g}" for name in ("CPU", "GPU"))
