@@ -95,6 +95,8 @@ HOUSE = """
     fleet.relay
     fleet.post
     fleet.inline
+    fleet.virtual
+    fleet.simulated
     fleet.ray               ray
 
     record
