@@ -29,7 +29,7 @@ from tunefarm.ranges import Gap
 from tunefarm.record.ledger import open_ledger, read_events
 from tunefarm.record.tracking import NullTracker
 from tunefarm.schedule.events import Budget
-from tunefarm.seams import Clock, Fleet
+from tunefarm.seams import Clock, Fleet, Inbox
 from tunefarm.source import source_hash
 from tunefarm.study import StudyResult
 from tunefarm.sweep import Sweep, run_through
@@ -313,14 +313,14 @@ class Played:
 def play(
     experiment: Path, fleet: Fleet, store: Path, *, ledger: Path | None = None, act: Callable[[], None] = lambda: None,
     budget: Budget | None = None, incumbents: dict[str, Config] | None = None, targets: Sequence[Target] = (),
-    clock: Clock | None = None,
+    clock: Clock | None = None, inbox: Inbox | None = None,
 ) -> Played:  # fmt: skip
     """Sweeps an experiment on a fleet that is there already; export and tracking apart, as the command does."""
     resolved = open_experiment(experiment)
     planned = plan(resolved, targets or choose_targets(resolved.experiment, []))
     written = open_ledger(ledger or experiment.with_name("ledger.jsonl"), {"experiment": resolved.experiment.name})
     board = BuildBoard(resolved, BuildStore(store / "builds"))
-    dispatch = Dispatch(fleet, budget=budget, clock=clock)
+    dispatch = Dispatch(fleet, budget=budget, clock=clock, inbox=inbox)
     try:
         watcher = Silent(act)
         sweep = Sweep(

@@ -96,6 +96,8 @@ HOUSE = """
     fleet.relay
     fleet.post
     fleet.inline
+    fleet.virtual
+    fleet.simulated
     fleet.cluster           ray
     fleet.ray               ray
 

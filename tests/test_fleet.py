@@ -1,4 +1,4 @@
-"""One contract, all fleets: this machine's processes and a Ray cluster's actors."""
+"""One contract, all fleets: this machine's processes, a Ray cluster's actors, and workers that are simulated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from tunefarm.errors import InfrastructureError, SpecError, WorkerLost
 from tunefarm.fleet.inline import InlineFleet
 from tunefarm.fleet.parcel import Reply, open_reply, perform
 from tunefarm.fleet.post import Post
-from tunefarm.seams import Fleet, Retire
+from tunefarm.fleet.simulated import SimulatedFleet, Stay
+from tunefarm.fleet.virtual import VirtualTime
+from tunefarm.seams import Fleet, Retire, Worker
 
 H100 = nominal("sm_90")
 warm: list[int] = []
@@ -133,6 +135,11 @@ def open_ray() -> Fleet:
     return RayFleet(num_builders=1)
 
 
+def open_simulated() -> Fleet:
+    workers = [Worker(name=f"{role}-0", role=role) for role in ("measure", "build")]
+    return SimulatedFleet([Stay(worker=worker) for worker in workers], VirtualTime(), length_s=lambda job: 1.0)
+
+
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
     """A cluster that believes it has two GPUs; fleets join it because this process has."""
@@ -154,6 +161,16 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     fleet.close()
 
 
+@pytest.fixture(scope="module", params=[open_inline, open_ray, open_simulated])
+def any_fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    """Also one without processes of its own: what is a process's business is not asked of it."""
+    if request.param is open_ray:
+        request.getfixturevalue("ray_cluster")
+    fleet: Fleet = request.param()
+    yield fleet
+    fleet.close()
+
+
 def run(fleet: Fleet, job: Callable[[], Any], where: str = "build-0") -> Any:
     return fleet.submit(job, where).result(timeout=60)
 
@@ -161,8 +178,8 @@ def run(fleet: Fleet, job: Callable[[], Any], where: str = "build-0") -> Any:
 # ---- the contract ----
 
 
-def test_workers_have_roles_and_distinct_names(fleet: Fleet) -> None:
-    assert [(w.name, w.role, w.device) for w in fleet.workers] == [
+def test_workers_have_roles_and_distinct_names(any_fleet: Fleet) -> None:
+    assert [(w.name, w.role, w.device) for w in any_fleet.workers] == [
         ("measure-0", "measure", None),
         ("build-0", "build", None),
     ]
@@ -177,20 +194,40 @@ def test_one_process_does_the_jobs_of_a_worker_in_order_and_stays_warm(fleet: Fl
     assert run(fleet, os.getpid, "measure-0") != run(fleet, os.getpid)
 
 
+def test_the_jobs_of_a_worker_end_in_order(any_fleet: Fleet) -> None:
+    ended: list[int] = []
+    futures = [any_fleet.submit(partial(abs, -n), "build-0") for n in range(20)]
+    for number, future in enumerate(futures):
+        future.add_done_callback(lambda _, number=number: ended.append(number))
+    assert [future.result(timeout=60) for future in futures] == list(range(20))
+    assert wait_until(lambda: len(ended) == 20)
+    assert ended == list(range(20))
+
+
+def test_a_job_that_waits_can_be_cancelled(any_fleet: Fleet) -> None:
+    ahead = any_fleet.submit(partial(time.sleep, 0.5), "build-0")
+    waiting, behind = (any_fleet.submit(partial(abs, -n), "build-0") for n in (1, 2))
+    assert waiting.cancel()
+    assert (ahead.result(timeout=60), behind.result(timeout=60)) == (None, 2)
+    with pytest.raises(concurrent.futures.CancelledError):
+        waiting.result(timeout=60)
+    assert not behind.cancel()
+
+
 def test_neither_builders_nor_replaying_workers_can_see_a_gpu(fleet: Fleet) -> None:
     """TF-100: not a matter of how Ray treats actors that ask for no GPU."""
     assert [run(fleet, partial(say, "CUDA_VISIBLE_DEVICES"), w.name) for w in fleet.workers] == ["", ""]
 
 
-def test_exceptions_come_back_as_what_they_are_and_the_process_lives_on(fleet: Fleet) -> None:
-    pid = run(fleet, os.getpid)
+def test_exceptions_come_back_as_what_they_are_and_the_process_lives_on(any_fleet: Fleet) -> None:
+    pid = run(any_fleet, os.getpid)
     with pytest.raises(SpecError, match=r"softmax\.yaml: space: empty") as caught:
-        run(fleet, partial(fail, SpecError("empty", file="softmax.yaml", key="space")))
+        run(any_fleet, partial(fail, SpecError("empty", file="softmax.yaml", key="space")))
     assert (caught.value.file, caught.value.key) == ("softmax.yaml", "space")
     assert "in fail" in caught.value.__notes__[0]
     with pytest.raises(KeyError):
-        run(fleet, partial(fail, KeyError("x")))
-    assert run(fleet, os.getpid) == pid
+        run(any_fleet, partial(fail, KeyError("x")))
+    assert run(any_fleet, os.getpid) == pid
 
 
 @pytest.mark.parametrize(
@@ -202,17 +239,17 @@ def test_exceptions_come_back_as_what_they_are_and_the_process_lives_on(fleet: F
     ],
 )
 def test_an_answer_that_cannot_travel_becomes_an_infrastructure_error(
-    fleet: Fleet, job: Callable[[], Any], text: str
+    any_fleet: Fleet, job: Callable[[], Any], text: str
 ) -> None:
     with pytest.raises(InfrastructureError, match=text) as caught:
-        run(fleet, job)
+        run(any_fleet, job)
     assert type(caught.value) is InfrastructureError
 
 
-def test_a_job_that_cannot_travel_is_refused_at_once(fleet: Fleet) -> None:
+def test_a_job_that_cannot_travel_is_refused_at_once(any_fleet: Fleet) -> None:
     """TF-095."""
     with pytest.raises(InfrastructureError, match=r"cannot be sent to a worker.*module's function"):
-        fleet.submit(make_a_lambda(), "build-0")
+        any_fleet.submit(make_a_lambda(), "build-0")
 
 
 def test_retire_delivers_the_value_and_replaces_the_process(fleet: Fleet) -> None:
@@ -274,6 +311,23 @@ def test_cancelling_a_running_job_kills_it_and_a_waiting_one_costs_nothing(fleet
     done = fleet.submit(os.getpid, "build-0")
     assert done.result(timeout=60) == replacement
     assert not done.cancel()
+
+
+@pytest.mark.parametrize("tenant", [open_inline, open_ray, open_simulated])
+def test_a_closed_fleet_has_lost_what_ran_and_takes_nothing(
+    tenant: Callable[[], Fleet], request: pytest.FixtureRequest
+) -> None:
+    if tenant is open_ray:
+        request.getfixturevalue("ray_cluster")
+    fleet = tenant()
+    running, waiting = (fleet.submit(partial(time.sleep, 300.0), "build-0") for _ in range(2))
+    fleet.close()
+    fleet.close()
+    for future in (running, waiting):
+        with pytest.raises(WorkerLost):
+            future.result(timeout=10)
+    with pytest.raises(InfrastructureError, match="closed"):
+        fleet.submit(os.getpid, "build-0")
 
 
 @pytest.mark.parametrize("tenant", [open_inline, open_ray])

@@ -33,8 +33,7 @@ def test_what_one_driver_writes_the_next_one_remembers_and_does_not_write_again(
         assert minutes.remember(3, OTHER, UNMEASURED) == (None if epoch == 1 else FAILED)
         assert Minutes(study="t", ledger=ledger, memo=ledger.memo()).remember(3, CONFIG, 0) is None
         minutes.built(CONFIG, BUILD)
-        minutes.answered(CONFIG, 0, TIMED)
-        minutes.answered(OTHER, UNMEASURED, FAILED)
+        minutes.answered([(CONFIG, 0, TIMED), (OTHER, UNMEASURED, FAILED)])
         ledger.close()
     assert [len(events(path, name)) for name in ("built", "measured", "failed")] == [1, 1, 1]
     (failed,) = events(path, "failed")

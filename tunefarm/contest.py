@@ -157,7 +157,7 @@ class Contest:
         for trial in told:
             if trial.failure is not None:
                 failed = Answer(number=trial.number, outcome=trial.outcome, failure=trial.failure)
-                self.minutes.answered(trial.config, UNMEASURED, failed)
+                self.minutes.answered([(trial.config, UNMEASURED, failed)])
             elif trial.build is not None:
                 self.minutes.built(trial.config, trial.build)
         self.minutes.decided(search.built(told), search.trials)
@@ -219,10 +219,12 @@ class Contest:
             groups = [[r for r in fresh if r.rung == rung] for rung in sorted({r.rung for r in fresh})]
             found = yield from self._ask(search, groups)
             assert found or self._spent, "a meter answers at least its first candidate"
-            for request, answer in found.items():
-                # What befell the whole problem may not befall it again: a later sweep is to try.
-                if answer.failure is None or answer.failure.stage != PREPARE:
-                    self.minutes.answered(trials[request.number].config, request.rung, answer)
+            # What befell the whole problem may not befall it again: a later sweep is to try.
+            self.minutes.answered(
+                (trials[request.number].config, request.rung, answer)
+                for request, answer in found.items()
+                if answer.failure is None or answer.failure.stage != PREPARE
+            )
             answers |= found
             fresh = [request for request in fresh if request not in answers]
         return answers

@@ -30,14 +30,18 @@ from tunefarm.schedule.events import (
     Submitted,
     Tick,
     WorkerJoined,
+    WorkerLeft,
 )
 from tunefarm.schedule.machine import step
 from tunefarm.schedule.state import State
-from tunefarm.seams import Clock, Fleet
+from tunefarm.seams import Clock, Fleet, Inbox, Worker
 
 MEASURE_TIMEOUT_S = 180.0
 """The longest that a measuring worker may take to start and to prepare a problem; a process that goes on to measure is
 watched candidate by candidate, and its lease is only for when nobody watches."""
+
+ROLL_CALL_S = 1.0
+"""How often the driver looks who is there: workers come and go."""
 
 
 class WallClock:
@@ -75,26 +79,28 @@ class Dispatch:
         budget: what the sweep may cost.
         limits: how patient the schedule is.
         clock: what time it is.
+        inbox: where results wait for this driver.
     """
 
     def __init__(
-        self, fleet: Fleet, *, budget: Budget | None = None, limits: Limits | None = None, clock: Clock | None = None
-    ) -> None:
+        self, fleet: Fleet, *, budget: Budget | None = None, limits: Limits | None = None, clock: Clock | None = None,
+        inbox: Inbox | None = None,
+    ) -> None:  # fmt: skip
         self._fleet = fleet
         self._clock = clock or WallClock()
         self._state = State(limits=limits or Limits(), budget=budget or Budget())
         self._calls: dict[str, Callable[[], Any]] = {}
         self._futures: dict[int, Future[Any]] = {}
-        self._arrivals: queue.SimpleQueue[tuple[Start, Future[Any]]] = queue.SimpleQueue()
+        self._arrivals: Inbox = queue.SimpleQueue() if inbox is None else inbox
         self._done: list[Done] = []
         # By job, what its last will left, until it has ended.
         self._left: dict[str, Any] = {}
-        self._gpus = {worker.name for worker in fleet.workers if worker.device is not None}
+        self._there: dict[str, Worker] = {}
+        self._roll_call_s = 0.0
         self._held: dict[str, list[float]] = {}
         self.notices: list[str] = []
         """What people should know: quarantined workers, a spent budget."""
-        for worker in fleet.workers:
-            self._tell(WorkerJoined(worker=worker))
+        self._call_roll()
 
     @property
     def spent(self) -> str:
@@ -104,8 +110,7 @@ class Dispatch:
     @property
     def is_limited(self) -> bool:
         """Whether there is a budget that may end the measuring."""
-        budget = self._state.budget
-        return budget.wall_s is not None or budget.gpu_held_s is not None
+        return self._state.budget.is_limited
 
     @property
     def depth(self) -> int:
@@ -149,9 +154,12 @@ class Dispatch:
         return done
 
     def _advance(self) -> None:
-        wake = self._state.wake_s
+        now, wake = self._clock.now(), self._state.wake_s
+        if now >= self._roll_call_s:
+            self._call_roll()
+        until = self._roll_call_s if wake is None else min(wake, self._roll_call_s)
         try:
-            start, future = self._arrivals.get(timeout=None if wake is None else max(0.0, wake - self._clock.now()))
+            start, future = self._arrivals.get(timeout=max(0.0, until - now))
         except queue.Empty:
             self._tell(Tick())
             return
@@ -165,6 +173,20 @@ class Dispatch:
         else:
             self._tell(Finished(job=start.job.id, attempt=start.attempt, worker=start.worker))
 
+    def _call_roll(self) -> None:
+        """Tells the schedule who has come and who has gone."""
+        self._roll_call_s = self._clock.now() + ROLL_CALL_S
+        here = {worker.name: worker for worker in self._fleet.workers}
+        if here == self._there:
+            return
+        before, self._there = self._there, here
+        for name in before:
+            if name not in here:
+                self._tell(WorkerLeft(worker=name))
+        for name, worker in here.items():
+            if before.get(name) != worker:
+                self._tell(WorkerJoined(worker=worker))
+
     def _lose(self, start: Start, error: InfrastructureError) -> None:
         died = isinstance(error, WorkerLost)
         # Killed from outside, a job is as good as any: it is done again, elsewhere if it can be.
@@ -174,6 +196,8 @@ class Dispatch:
             self._left[start.job.id] = will.execute(error)
         if not told:
             self._futures.pop(start.attempt, None)
+            # One that has gone would lose all that it is given until the next look.
+            self._call_roll()
         self._tell(
             Lost(
                 job=start.job.id, attempt=start.attempt, worker=start.worker, died=died, reason=str(error), told=told
@@ -213,7 +237,8 @@ class Dispatch:
                 self.notices.append(f"budget {budget} is spent: no more measuring, finals apart")
 
     def _start(self, start: Start, job: Job, worker: str, attempt: int) -> None:
-        if worker in self._gpus:
+        here = self._there.get(worker)
+        if here is not None and here.device is not None:
             now = self._clock.now()
             self._held.setdefault(worker, [now, now])
         try:

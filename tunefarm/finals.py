@@ -57,8 +57,8 @@ class Finals:
             if num_refused >= MAX_REFUSED:
                 numbers = [number for number in numbers if self._has_passed(number)]
             if failed := (yield from self._check(numbers)):
-                for number, answer in sorted(failed.items()):
-                    self.minutes.answered(self.search.trials[number].config, FINAL, answer)
+                trials = self.search.trials
+                self.minutes.answered((trials[number].config, FINAL, a) for number, a in sorted(failed.items()))
                 self.search.take({number: (answer.outcome, answer.why) for number, answer in failed.items()})
                 num_refused += len(failed)
                 continue

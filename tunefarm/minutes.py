@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,11 +43,17 @@ class Minutes:
         if self.memo.build(self.study, config.key) is None:
             self.note("built", config=config.key, build=to_json(build))
 
-    def answered(self, config: Config, rung: int, answer: Answer) -> None:
-        """A config was measured at a rung, or failed there."""
-        if self.memo.get(self.study, config.key, rung) is None:
-            event = "measured" if answer.measurement is not None else "failed"
-            self.note(event, config=config.key, rung=rung, **answer_to_json(answer))
+    def answered(self, found: Iterable[tuple[Config, int, Answer]]) -> None:
+        """Configs were measured at a rung, or failed there: a batch costs one write, as a disk may take as long over
+        that as a GPU over a candidate."""
+        self.ledger.extend(
+            (
+                "measured" if answer.measurement is not None else "failed",
+                {"study": self.study, "config": config.key, "rung": rung, **answer_to_json(answer)},
+            )
+            for config, rung, answer in found
+            if self.memo.get(self.study, config.key, rung) is None
+        )
 
     def remember(self, number: int, config: Config, rung: int) -> Answer | None:
         """What an earlier driver found out about a config at a rung."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -56,6 +56,9 @@ class Fleet(Protocol):
         The future gives what the job returned or raises what it raised. It raises `WorkerLost` when the process
         died or was killed; the worker is then, or soon, there again under its name. `Future.cancel` on a running
         job kills the process.
+
+        Raises:
+            InfrastructureError: the job cannot be pickled, the worker is not there, or the fleet is closed.
         """
         ...
 
@@ -103,7 +106,11 @@ class Ledger(Protocol):
     """The append-only record of a sweep."""
 
     def append(self, event: str, data: Mapping[str, Any]) -> None:
-        """Writes one event durably.
+        """Writes one event durably; see `extend`."""
+        ...
+
+    def extend(self, events: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """Writes events durably, all at the cost of one.
 
         Raises:
             Fenced: a newer driver has opened this ledger.
@@ -114,10 +121,6 @@ class Ledger(Protocol):
         """Every event so far, oldest first; each has `event`, `epoch`, `at_s` and its data."""
         ...
 
-    def close(self) -> None:
-        """Lets another driver open it."""
-        ...
-
 
 class NullLedger:
     """Keeps nothing: for sweeps that are held once and not gone on with."""
@@ -125,12 +128,12 @@ class NullLedger:
     def append(self, event: str, data: Mapping[str, Any]) -> None:
         """See `Ledger`."""
 
+    def extend(self, events: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """See `Ledger`."""
+
     def events(self) -> Iterator[Mapping[str, Any]]:
         """See `Ledger`."""
         return iter(())
-
-    def close(self) -> None:
-        """See `Ledger`."""
 
 
 class Clock(Protocol):
@@ -138,4 +141,24 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Seconds since some fixed moment; never goes back."""
+        ...
+
+
+class Inbox(Protocol):
+    """Where what workers bring back waits for the driver: a `queue.SimpleQueue`, or one on a virtual clock."""
+
+    def put(self, item: Any) -> None:
+        """Adds something, from any thread."""
+        ...
+
+    def get(self, *, timeout: float | None) -> Any:
+        """Removes and returns what came first; waits for it, so many seconds at most.
+
+        Raises:
+            queue.Empty: nothing came in that time.
+        """
+        ...
+
+    def empty(self) -> bool:
+        """Whether nothing is there now."""
         ...

@@ -8,6 +8,7 @@ has been spent where most was expected.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -41,6 +42,10 @@ class _Turn:
         return self.errands[0][0].where
 
 
+_Entry: TypeAlias = tuple[float, int, _Turn]
+"""(-claim, order of arrival, turn): the smallest is the next."""
+
+
 class Turns:
     """Hands questions to the dispatch as workers come free for them, those with the greatest claim first.
 
@@ -50,32 +55,52 @@ class Turns:
 
     def __init__(self, dispatch: Dispatch) -> None:
         self._dispatch = dispatch
-        self._waiting: list[_Turn] = []
-        self._begun: list[_Turn] = []
+        self._num_turns = 0
+        # By place: thousands of studies may wait for hundreds of workers.
+        self._waiting: dict[str, list[_Entry]] = {}
+        self._begun: dict[str, dict[_Turn, None]] = {}
+        self._by_job: dict[str, _Turn] = {}
 
     def wait(self, errands: Sequence[Errand], claim: float) -> None:
         """Puts the questions of a study behind those of equal claim; `serve` begins them."""
-        self._waiting.append(_Turn(errands=errands, claim=claim, left={job.id for job, _ in errands}))
+        turn = _Turn(errands=errands, claim=claim, left={job.id for job, _ in errands})
+        self._num_turns += 1
+        heapq.heappush(self._waiting.setdefault(turn.where, []), (-claim, self._num_turns, turn))
 
     def serve(self) -> None:
         """Begins what may begin. Once a budget is spent that is everything: the schedule gives it up."""
-        for turn in sorted(self._waiting, key=lambda turn: -turn.claim):
+        # Where the next may not begin, none behind it may.
+        places = {where for where, waiting in self._waiting.items() if waiting}
+        while places:
+            where = min(places, key=lambda place: self._waiting[place][0])
+            waiting = self._waiting[where]
+            turn = waiting[0][-1]
             if self._dispatch.spent or self._may_begin(turn):
-                self._waiting.remove(turn)
-                self._begun.append(turn)
-                self._dispatch.submit(turn.errands)
+                heapq.heappop(waiting)
+                self._begin(turn)
+                if waiting:
+                    continue
+            places.discard(where)
 
     def end(self, job_id: str) -> None:
         """Takes note that a job has ended."""
-        for turn in self._begun:
+        turn = self._by_job.pop(job_id, None)
+        if turn is not None:
             turn.left.discard(job_id)
-        self._begun = [turn for turn in self._begun if turn.left]
+            if not turn.left:
+                del self._begun[turn.where][turn]
+
+    def _begin(self, turn: _Turn) -> None:
+        self._begun.setdefault(turn.where, {})[turn] = None
+        self._by_job.update(dict.fromkeys(turn.left, turn))
+        self._dispatch.submit(turn.errands)
 
     def _may_begin(self, turn: _Turn) -> bool:
-        ahead = [other.claim for other in self._begun if other.where == turn.where]
+        ahead = self._begun.get(turn.where, {})
         # Without any worker the schedule is to know what waits for one, and to lose patience.
         num_workers = max(1, self._dispatch.num_measuring(turn.where))
         if len(ahead) < num_workers:
             return True
-        is_near = not self._dispatch.is_limited or turn.claim >= NEAR * max(ahead)
-        return is_near and len(ahead) < num_workers * self._dispatch.depth
+        if len(ahead) >= num_workers * self._dispatch.depth:
+            return False
+        return not self._dispatch.is_limited or turn.claim >= NEAR * max(other.claim for other in ahead)

@@ -318,6 +318,8 @@ class FileLedger:
             canonical({"at_s": at_s, "epoch": self.epoch, "event": event, "data": dict(data)}) + "\n"
             for event, data in events
         ]
+        if not lines:
+            return
         batch = "".join(lines).encode()
         self._check()
         try:

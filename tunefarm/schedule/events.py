@@ -65,6 +65,11 @@ class Budget:
     wall_s: float | None = None
     gpu_held_s: float | None = None
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether it may end the measuring."""
+        return self.wall_s is not None or self.gpu_held_s is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJoined:

@@ -260,7 +260,7 @@ def _expire(state: State, actions: list[Action]) -> None:
 
 def _spend(state: State, actions: list[Action]) -> None:
     """Ends the measuring when a budget is used up."""
-    if state.spent or state.started_s is None:
+    if state.spent or state.started_s is None or not state.budget.is_limited:
         return
     used = {"wall_s": state.now_s - state.started_s, "gpu_held_s": state.gpu_held_s}
     limits = {"wall_s": state.budget.wall_s, "gpu_held_s": state.budget.gpu_held_s}

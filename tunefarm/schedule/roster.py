@@ -16,6 +16,7 @@ class Member:
     Attributes:
         worker: who.
         depth: jobs it may have in flight.
+        lanes: where its jobs may wait.
         in_flight: attempts given to it, oldest first; the first is the one it works on.
         lost: jobs it lost since it last finished one.
         active: gets new jobs; False in quarantine.
@@ -24,17 +25,16 @@ class Member:
 
     worker: Worker
     depth: int
+    lanes: tuple[Lane, ...] = field(init=False)
     in_flight: list[int] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
     active: bool = True
     used: bool = False
 
-    @property
-    def lanes(self) -> list[Lane]:
-        """Where its jobs may wait."""
+    def __post_init__(self) -> None:
         device = self.worker.device
         places = ("",) if device is None else ("", device.arch, device.key)
-        return [(self.worker.role, place) for place in places]
+        self.lanes = tuple((self.worker.role, place) for place in places)
 
     @property
     def has_room(self) -> bool:
