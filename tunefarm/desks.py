@@ -180,7 +180,7 @@ class Desks:
         asked = []
         for question in desk.want.questions:
             self._num_questions += 1
-            asked.append(measure_job(f"measure:{self._num_questions}", question))
+            asked.append(measure_job(f"measure:{self._num_questions}", question, self._dispatch))
             self._wait_for(desk, asked[-1][0].id)
         desk.questions, desk.answers = tuple(job.id for job, _ in asked), {}
         if asked and not desk.want.is_final:

@@ -22,18 +22,20 @@ Advance = Callable[[str, int], None]
 """Told of progress: what (`built` or `measured`), and how many more."""
 
 
-def measure_job(name: str, question: Question) -> tuple[Job, Callable[[], object]]:
+def measure_job(name: str, question: Question, dispatch: Dispatch) -> tuple[Job, Callable[[], object]]:
     """The job that answers a question.
 
     Args:
         name: of the job, unique among those not yet done.
-        question: what to answer; a replay is answered by any measuring worker.
+        question: what to answer; a replay is answered by any measuring worker where none stands for its device.
+        dispatch: who works.
     """
+    anywhere = bool(question.landscape) and not dispatch.num_measuring(question.device.key)
     is_final = question.rung == FINAL
     job = Job(
         id=name,
         role="measure",
-        where="" if question.landscape else question.device.key,
+        where="" if anywhere else question.device.key,
         cost_s=0.02 * len(question.candidates),
         priority=1 if is_final else 0,
         timeout_s=MEASURE_TIMEOUT_S + CEILING_S * len(question.candidates),
@@ -100,7 +102,7 @@ class Errands:
             InfrastructureError: no worker could do it.
         """
         asked = {f"measure:{number}": question for number, question in enumerate(questions)}
-        for done in self._run([measure_job(name, question) for name, question in asked.items()]):
+        for done in self._run([measure_job(name, question, self.dispatch) for name, question in asked.items()]):
             yield asked[done.job], done.value if isinstance(done.value, Answers) else done.condemned or str(done.value)
 
     def _run(self, jobs: Sequence[tuple[Job, Callable[[], object]]]) -> Iterator[Done]:

@@ -6,7 +6,9 @@ import contextlib
 import enum
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +18,7 @@ from tunefarm.bench.build import launch_options, triton_version
 from tunefarm.bench.preload import load_builder, load_meter
 from tunefarm.bench.worker import probe
 from tunefarm.device import Device
-from tunefarm.errors import SpecError, UserError
+from tunefarm.errors import InfrastructureError, SpecError, UserError
 from tunefarm.seams import Fleet
 from tunefarm.spec.experiment import Experiment, Resolved, load_experiment, resolve
 from tunefarm.spec.workload import WorkloadRef
@@ -96,6 +98,7 @@ def open_fleet(
     use_gpu: bool,
     builders: int | None,
     refs: Sequence[WorkloadRef] = (),
+    replayed: Sequence[Device] = (),
 ) -> Fleet:
     """Starts the fleet.
 
@@ -105,6 +108,7 @@ def open_fleet(
         use_gpu: whether measuring workers hold GPUs, or replay.
         builders: build workers; None for one a CPU.
         refs: where the workloads are found that it will serve, if that is known.
+        replayed: devices that are replayed: nodes of a cluster that are labelled as one replay that one.
 
     Raises:
         InfrastructureError: it cannot be started.
@@ -114,7 +118,7 @@ def open_fleet(
         from tunefarm.fleet.ray import RayFleet
 
         if not use_gpu:
-            return RayFleet(address, num_builders=builders)
+            return RayFleet(address, replayed=replayed, num_builders=builders)
         return RayFleet(address, probe=probe, warm=warm, num_builders=builders)
     from tunefarm.fleet.inline import InlineFleet
 
@@ -149,6 +153,30 @@ def _probe(visible: Sequence[str]) -> list[Device]:
 def live_devices(fleet: Fleet) -> list[Device]:
     """The GPUs that a fleet's workers hold."""
     return [worker.device for worker in fleet.workers if worker.device is not None]
+
+
+def await_devices(fleet: Fleet, experiments: Iterable[Experiment], patience_s: float) -> None:
+    """Waits until a cluster has a GPU of every arch that experiments ask for: nodes may still be starting.
+
+    Args:
+        fleet: of the cluster.
+        experiments: whose devices; those with a landscape can be replayed.
+        patience_s: seconds.
+
+    Raises:
+        InfrastructureError: one has not come in time.
+    """
+    wanted = {device.arch for experiment in experiments for device in experiment.devices if not device.landscape}
+    give_up_s = time.monotonic() + patience_s
+    while missing := sorted(wanted - {device.arch for device in live_devices(fleet)}):
+        if time.monotonic() >= give_up_s:
+            here = Counter(f"{device.name} ({device.arch})" for device in live_devices(fleet))
+            raise InfrastructureError(
+                f"no GPU of {', '.join(missing)} on the cluster within {patience_s:g} s; it has "
+                + (", ".join(f"{number} x {name}" for name, number in here.items()) or "none at all"),
+                hint="leave the arch out of `devices`, add such a node, or wait longer with --wait",
+            )
+        time.sleep(0.2)
 
 
 @contextlib.contextmanager

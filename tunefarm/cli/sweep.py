@@ -36,6 +36,7 @@ def sweep(
     address: Annotated[str | None, typer.Option(envvar="RAY_ADDRESS", help="A running Ray cluster.")] = None,
     meter: Annotated[MeterKind, typer.Option(help="GPU, replay, or whichever is there.")] = MeterKind.AUTO,
     builders: Annotated[int | None, typer.Option(min=1, max=1024, help="Build workers; default: one a CPU.")] = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds a cluster is given to show a GPU of each arch.")] = 120.0,
     sweeps: Annotated[Path, typer.Option(help="Folder of the ledgers.")] = Path("sweeps"),
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="One pack for all, whatever they say.", show_default=False)
@@ -72,8 +73,13 @@ def sweep(
         with Progress(quiet=quiet or as_json, named=len(orders) > 1) as progress:
             progress.say(f"starting the fleet ({fleet.value})")
             refs = [order.spec.ref for order in orders]
-            workers = opening.open_fleet(fleet, address, use_gpu=use_gpu, builders=builders, refs=refs)
+            replayed = {s.target.device.key: s.target.device for study in planned for s in study if s.target.landscape}
+            workers = opening.open_fleet(
+                fleet, address, use_gpu=use_gpu, builders=builders, refs=refs, replayed=list(replayed.values())
+            )
             try:
+                if use_gpu and address:
+                    opening.await_devices(workers, [order.spec for order in orders], wait)
                 if use_gpu:
                     planned = _plan(orders, opening.live_devices(workers), complete=True)
                 endings, facts, failed = _compete(orders, planned, workers, progress, store)

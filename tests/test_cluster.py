@@ -1,0 +1,106 @@
+"""A real cluster of several nodes: workers are tied to them, come and go with them, and stand for their devices."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from test_fleet import wait_until
+
+from tunefarm.device import nominal
+from tunefarm.errors import InfrastructureError, WorkerLost
+from tunefarm.fleet import cluster as door
+from tunefarm.fleet.cluster import LABEL, label_of
+from tunefarm.fleet.ray import RayFleet
+from tunefarm.seams import Fleet, Worker
+
+ray = pytest.importorskip("ray")
+
+A100 = replace(nominal("sm_80"), name="NVIDIA A100-PCIE-40GB")
+H200 = replace(nominal("sm_90"), name="NVIDIA H200")
+
+
+@pytest.fixture
+def nodes() -> Iterator[Callable[..., Any]]:
+    """Adds nodes to a cluster that has a head with nothing on it; this process has joined it."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_AUTH_TOKEN"] = door._TOKEN
+    cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+
+    def add(device: str = "", **more: Any) -> Any:
+        labels = {LABEL: label_of(device)} if device else {}
+        return cluster.add_node(labels=labels, **{"num_cpus": 0, "num_gpus": 0, **more})
+
+    add.remove = cluster.remove_node  # type: ignore[attr-defined]
+    yield add
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def by_role(fleet: Fleet, role: str) -> list[Worker]:
+    return [worker for worker in fleet.workers if worker.role == role]
+
+
+def test_workers_stand_for_the_device_of_their_node_and_follow_nodes(nodes: Any) -> None:
+    first = nodes(A100.name, num_gpus=1)
+    nodes(H200.name, num_gpus=2)
+    nodes(num_cpus=2)
+    nodes("NVIDIA L4", num_gpus=1)  # nobody asks for it
+    fleet = RayFleet(replayed=[A100, H200])
+    try:
+        assert sorted(w.device.name for w in by_role(fleet, "measure") if w.device) == sorted(
+            [A100.name, H200.name, H200.name]
+        )
+        assert len(by_role(fleet, "build")) == 2
+        assert {w.node for w in fleet.workers} == {socket.gethostname()}
+        a100 = next(w.name for w in fleet.workers if w.device == A100)
+        assert fleet.submit(say_nothing, a100).result(60) is None
+        assert fleet.submit(see_gpu, a100).result(60) == ""  # it replays, and sees none
+
+        nodes.remove(first, allow_graceful=False)
+        assert wait_until(lambda: a100 not in {w.name for w in fleet.workers}, 60)
+        with pytest.raises(InfrastructureError):
+            fleet.submit(say_nothing, a100).result(60)
+        assert len(by_role(fleet, "measure")) == 2
+
+        nodes(A100.name, num_gpus=1)
+        assert wait_until(lambda: A100 in [w.device for w in fleet.workers], 60)
+        again = next(w.name for w in fleet.workers if w.device == A100)
+        assert again != a100
+        assert fleet.submit(say_nothing, again).result(60) is None
+    finally:
+        fleet.close()
+
+
+def say_nothing() -> None:
+    return None
+
+
+def see_gpu() -> str | None:
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def test_a_job_on_a_node_that_dies_is_lost_and_known_to_be(nodes: Any) -> None:
+    doomed = nodes(A100.name, num_gpus=1)
+    nodes(num_cpus=1)
+    fleet = RayFleet(replayed=[A100])
+    try:
+        name = by_role(fleet, "measure")[0].name
+        fleet.submit(say_nothing, name).result(60)
+        future = fleet.submit(sleep_long, name)
+        nodes.remove(doomed, allow_graceful=False)
+        with pytest.raises(WorkerLost):
+            future.result(90)
+    finally:
+        fleet.close()
+
+
+def sleep_long() -> None:
+    import time
+
+    time.sleep(300)
