@@ -72,14 +72,8 @@ def sweep(
     try:
         with Progress(quiet=quiet or as_json, named=len(orders) > 1) as progress:
             progress.say(f"starting the fleet ({fleet.value})")
-            refs = [order.spec.ref for order in orders]
-            replayed = {s.target.device.key: s.target.device for study in planned for s in study if s.target.landscape}
-            workers = opening.open_fleet(
-                fleet, address, use_gpu=use_gpu, builders=builders, refs=refs, replayed=list(replayed.values())
-            )
+            workers = _open(orders, planned, fleet, address, use_gpu=use_gpu, builders=builders, wait_s=wait)
             try:
-                if use_gpu and address:
-                    opening.await_devices(workers, [order.spec for order in orders], wait)
                 if use_gpu:
                     planned = _plan(orders, opening.live_devices(workers), complete=True)
                 endings, facts, failed = _compete(orders, planned, workers, progress, store)
@@ -91,6 +85,27 @@ def sweep(
         raise
     facts["wall_s"] = round(time.monotonic() - began, 2)
     close(endings, facts, failed, as_json=as_json, quiet=quiet)
+
+
+def _open(
+    orders: Sequence[Order], planned: Sequence[Sequence[PlannedStudy]], kind: FleetKind, address: str | None, *,
+    use_gpu: bool, builders: int | None, wait_s: float,
+) -> Fleet:  # fmt: skip
+    """The fleet, with a GPU of each arch if they are to come from a cluster."""
+    from tunefarm.cli import opening
+
+    refs, specs = [order.spec.ref for order in orders], [order.spec for order in orders]
+    replayed = {s.target.device.key: s.target.device for studies in planned for s in studies if s.target.landscape}
+    workers = opening.open_fleet(
+        kind, address, use_gpu=use_gpu, builders=builders, refs=refs, replayed=list(replayed.values())
+    )
+    try:
+        if use_gpu and address:
+            opening.await_devices(workers, specs, wait_s)
+    except BaseException:
+        workers.close()
+        raise
+    return workers
 
 
 def _plan(orders: Sequence[Order], live: Sequence[Any], *, complete: bool) -> list[list[PlannedStudy]]:
