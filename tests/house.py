@@ -156,6 +156,8 @@ HOUSE = """
     minutes
     wants
     tally
+    calibration
+    replication
     finals
     contest
     unify

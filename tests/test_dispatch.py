@@ -141,7 +141,7 @@ def test_a_job_that_has_left_a_will_costs_one_process(own: InlineFleet, tmp_path
         ]
     )
     ended = finish(dispatch)
-    assert ended["crash"] == Done(job="crash", value="SIGSEGV at 7")
+    assert ended["crash"] == Done(job="crash", worker="measure-0", value="SIGSEGV at 7")
     assert ended["kill"].condemned.count("died of SIGKILL") == 2
     assert ended["doubt"] == Done(job="doubt", value="SIGABRT at 7")
     assert [mark.read_text() for mark in marks] == ["x", "xx", "xx"]

@@ -166,7 +166,9 @@ def test_who_fails_a_check_gives_his_place_to_the_next(hall: Hall) -> None:
 def test_checks_are_compiled_for_their_own_specialisation(hall: Hall) -> None:
     """TF-046: what was compiled for a size divisible by 16 is of no use for one less."""
     played = hall.sweep({})
-    built = {asked["n"]: dict(zip(asked["configs"], asked["built_for"], strict=True)) for asked in hall.finals}
+    # Between sizes, where one row gives way to another, further ones are probed.
+    asked = [question for question in hall.finals if question["n"] in (N, TAIL)]
+    built = {each["n"]: dict(zip(each["configs"], each["built_for"], strict=True)) for each in asked}
     assert built.keys() == {N, TAIL}
     assert built[N].keys() == built[TAIL].keys()
     assert not set(built[N].values()) & set(built[TAIL].values())

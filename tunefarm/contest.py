@@ -11,14 +11,15 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tunefarm.bench.meter import Answer, Candidate, Question
+from tunefarm.bench.meter import Answer, Answers, Candidate, Question
 from tunefarm.bench.worker import Built
+from tunefarm.calibration import Calibration
 from tunefarm.config import LIBRARY, Config, counted
 from tunefarm.finals import Finals
 from tunefarm.minutes import UNMEASURED, Minutes
 from tunefarm.plan import Call, PlannedStudy
 from tunefarm.search.decisions import Request
-from tunefarm.search.rungs import FINALS, RUNGS, Rung
+from tunefarm.search.rungs import FINALS, LAST, RUNGS, Rung
 from tunefarm.search.search import StudySearch
 from tunefarm.search.stopping import NEGLIGIBLE, NUM_ALIKE
 from tunefarm.search.transfer import Past
@@ -68,6 +69,7 @@ class Contest:
     show: Callable[[Sequence[Trial]], None] = lambda trials: None
     _built: dict[Config, Built] = field(default_factory=dict)
     _spent: str = ""
+    _calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
         self.tally = Tally(holds_gpu=self.planned.target.meter == "gpu")
@@ -243,11 +245,12 @@ class Contest:
         self._spent = got.spent
         found: dict[Request, Answer] = {}
         lost: list[Request] = []
-        for group, result in zip(groups, got.answers, strict=True):
+        for group, result, worker in zip(groups, got.answers, got.workers, strict=True):
             if not isinstance(result, str):
                 self.tally.count(result)
                 by_number = {request.number: request for request in group}
-                found |= {by_number[answer.number]: answer for answer in result.answers}
+                told = yield from self._calibrated(search, result, worker)
+                found |= {by_number[answer.number]: answer for answer in told.answers}
             elif len(group) > 1:
                 lost += group
             elif not self._spent:
@@ -256,6 +259,16 @@ class Contest:
             # Each of a lost batch is tried by itself, so that one candidate cannot cost the others.
             found |= yield from self._ask(search, [[request] for request in lost])
         return found
+
+    def _calibrated(self, search: StudySearch, result: Answers, worker: str) -> Generator[Want, Got, Answers]:
+        if self.planned.target.meter != "gpu":
+            return result
+        if self._calibration is None:
+            self._calibration = Calibration(
+                question=lambda candidate: self._question([candidate], RUNGS[LAST]),
+                candidate=lambda number: self._candidate(search, number), notices=self.tally.notices,
+            )  # fmt: skip
+        return (yield from self._calibration.settle(search, result, worker))
 
     def _claim(self, search: StudySearch) -> float:
         """See `Want.claim`. A study of which nothing could be timed is not first for longer than it may yet give up."""
@@ -316,7 +329,7 @@ class Contest:
             search=search, minutes=self.minutes, tally=self.tally,
             build=lambda numbers: self._build(search, numbers, essential=True),
             candidate=lambda number: self._candidate(search, number), question=question,
-            checks=() if replay else self.planned.checks,
+            checks=() if replay else self.planned.checks, seed=self.experiment.search.seed,
         )  # fmt: skip
 
     def _without_trials(self) -> StudyResult:

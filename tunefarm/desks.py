@@ -68,6 +68,7 @@ class _Desk:
     want: Want = field(default_factory=Want)
     waiting: set[str] = field(default_factory=set)
     answers: dict[str, Answers | str] = field(default_factory=dict)
+    workers: dict[str, str] = field(default_factory=dict)
     questions: tuple[str, ...] = ()
 
 
@@ -171,6 +172,8 @@ class Desks:
 
     def _post(self, desk: _Desk) -> None:
         """Hands what a contest wants to the dispatch, save what is known or under way."""
+        if desk.want.accused:
+            self._dispatch.accuse(*desk.want.accused)
         jobs: list[tuple[Job, Callable[[], object]]] = []
         for call, config in desk.want.builds:
             if job_id := self._build_job(desk.owner, call, config, jobs, priority=2):
@@ -180,9 +183,10 @@ class Desks:
         asked = []
         for question in desk.want.questions:
             self._num_questions += 1
-            asked.append(measure_job(f"measure:{self._num_questions}", question, self._dispatch))
+            name = f"measure:{self._num_questions}"
+            asked.append(measure_job(name, question, self._dispatch, desk.want.on))
             self._wait_for(desk, asked[-1][0].id)
-        desk.questions, desk.answers = tuple(job.id for job, _ in asked), {}
+        desk.questions, desk.answers, desk.workers = tuple(job.id for job, _ in asked), {}, {}
         if asked and not desk.want.is_final:
             self._turns.wait(asked, desk.want.claim)
         else:
@@ -221,7 +225,7 @@ class Desks:
                 raise done.error
             if builders:
                 self._board.take(done)
-            elif done.given_up and not self._dispatch.spent:
+            elif done.given_up and not (self._dispatch.spent or all(desk.want.on for desk in desks)):
                 raise InfrastructureError(f"a measurement was given up: {done.given_up}")
         except Exception as e:
             for owner in dict.fromkeys([*builders, *(desk.owner for desk in desks)]):
@@ -230,6 +234,7 @@ class Desks:
         for desk in desks:
             if not builders:
                 desk.answers[done.job] = done.value if done.value is not None else (done.condemned or done.given_up)
+                desk.workers[done.job] = done.worker
             desk.waiting.discard(done.job)
         return [desk for desk in desks if not desk.waiting]
 
@@ -247,5 +252,7 @@ class Desks:
         return Got(
             built=tuple(built for built in found if built is not None),
             answers=tuple(desk.answers[name] for name in desk.questions),
+            workers=tuple(desk.workers[name] for name in desk.questions),
+            present=tuple(self._dispatch.measuring(desk.part.contest.planned.study.device.key)),
             spent=self._dispatch.spent,
         )

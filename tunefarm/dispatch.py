@@ -13,6 +13,7 @@ from tunefarm.errors import InfrastructureError, WorkerLost
 from tunefarm.fleet.parcel import open_will
 from tunefarm.schedule.events import (
     Accept,
+    Accused,
     Action,
     Budget,
     BudgetSpent,
@@ -58,6 +59,7 @@ class Done:
 
     Attributes:
         job: its id.
+        worker: who did it; empty where nobody did.
         value: what it returned, or left behind by its will when its process died of it.
         error: what it raised; the user's fault, since infrastructure faults are retried.
         condemned: why no worker will try it again: it costs them.
@@ -65,6 +67,7 @@ class Done:
     """
 
     job: str
+    worker: str = ""
     value: Any = None
     error: Exception | None = None
     condemned: str = ""
@@ -90,7 +93,8 @@ class Dispatch:
         self._clock = clock or WallClock()
         self._state = State(limits=limits or Limits(), budget=budget or Budget())
         self._calls: dict[str, Callable[[], Any]] = {}
-        self._futures: dict[int, Future[Any]] = {}
+        # By attempt, the worker and what it will bring back.
+        self._futures: dict[int, tuple[str, Future[Any]]] = {}
         self._arrivals: Inbox = queue.SimpleQueue() if inbox is None else inbox
         self._done: list[Done] = []
         # By job, what its last will left, until it has ended.
@@ -120,6 +124,14 @@ class Dispatch:
     def num_measuring(self, where: str) -> int:
         """Workers that measure on a device, or anywhere if it is empty; those in quarantine do not count."""
         return self._state.roster.size(("measure", where))
+
+    def measuring(self, where: str) -> list[str]:
+        """Names of the workers that measure on a device; those in quarantine are left out."""
+        return self._state.roster.names(("measure", where))
+
+    def accuse(self, worker: str, reason: str) -> None:
+        """Gives a worker no more jobs, if there are others: what it brings back is not to be trusted."""
+        self._tell(Accused(worker=worker, reason=reason))
 
     @property
     def held_s(self) -> float:
@@ -213,16 +225,17 @@ class Dispatch:
             case Start(job=job, worker=worker, attempt=attempt):
                 self._start(action, job, worker, attempt)
             case Kill(attempt=attempt):
-                self._futures.pop(attempt).cancel()
+                self._futures.pop(attempt)[1].cancel()
             case Late(attempt=attempt):
                 self._futures.pop(attempt, None)
             case Accept(job=job_id, attempt=attempt):
-                future = self._futures.pop(attempt)
+                worker, future = self._futures.pop(attempt)
                 error = future.exception()
                 if isinstance(error, WorkerLost):
-                    self._end(Done(job=job_id, value=self._left[job_id]))
+                    self._end(Done(job=job_id, worker=worker, value=self._left[job_id]))
                 elif error is None or isinstance(error, Exception):
-                    self._end(Done(job=job_id, value=None if error else future.result(), error=error))
+                    value = None if error else future.result()
+                    self._end(Done(job=job_id, worker=worker, value=value, error=error))
                 else:
                     raise error
             case Condemn(job=job_id) if job_id in self._left:
@@ -246,7 +259,7 @@ class Dispatch:
         except InfrastructureError as e:
             future = Future()
             future.set_exception(e)
-        self._futures[attempt] = future
+        self._futures[attempt] = worker, future
         future.add_done_callback(lambda done: self._arrivals.put((start, done)))
 
     def _end(self, done: Done) -> None:

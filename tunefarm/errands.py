@@ -22,20 +22,21 @@ Advance = Callable[[str, int], None]
 """Told of progress: what (`built` or `measured`), and how many more."""
 
 
-def measure_job(name: str, question: Question, dispatch: Dispatch) -> tuple[Job, Callable[[], object]]:
+def measure_job(name: str, question: Question, dispatch: Dispatch, on: str = "") -> tuple[Job, Callable[[], object]]:
     """The job that answers a question.
 
     Args:
         name: of the job, unique among those not yet done.
         question: what to answer; a replay is answered by any measuring worker where none stands for its device.
         dispatch: who works.
+        on: the worker that is to answer; empty for any that holds the device.
     """
     anywhere = bool(question.landscape) and not dispatch.num_measuring(question.device.key)
     is_final = question.rung == FINAL
     job = Job(
         id=name,
         role="measure",
-        where="" if anywhere else question.device.key,
+        where=on or ("" if anywhere else question.device.key),
         cost_s=0.02 * len(question.candidates),
         priority=1 if is_final else 0,
         timeout_s=MEASURE_TIMEOUT_S + CEILING_S * len(question.candidates),

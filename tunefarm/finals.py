@@ -12,6 +12,7 @@ from tunefarm.bench.worker import Built
 from tunefarm.config import Config
 from tunefarm.minutes import Minutes
 from tunefarm.plan import Call
+from tunefarm.replication import EVENT, pair, second, upheld
 from tunefarm.search.search import StudySearch
 from tunefarm.tally import Tally
 from tunefarm.trial import FAILURES, FINAL, Failure, Measurement, Outcome, Winner
@@ -35,6 +36,7 @@ class Finals:
         candidate: a finalist as the study's own call needs it.
         question: makes a question about candidates: of a check, with the default built for it, or of the study's call.
         checks: further calls that they must get right; empty where nothing can be launched.
+        seed: of the bootstrap that says what is better.
     """
 
     search: StudySearch
@@ -44,7 +46,10 @@ class Finals:
     candidate: Callable[[int], Candidate]
     question: Callable[[Sequence[Candidate], Call | None, Candidate | None], Question]
     checks: tuple[Call, ...] = ()
+    seed: int = 0
     _passed: set[int] = field(default_factory=set)
+    _place: str = ""
+    _present: tuple[str, ...] = ()
 
     def run_through(self) -> Generator[Want, Got, Winner | None]:
         """Who wins, or None when no finalist is left. Those that fail a check give their place to the next ones."""
@@ -64,9 +69,37 @@ class Finals:
                 continue
             told = yield from self._sitting(numbers, "finals")
             winner = self.search.crown({a.number: a.measurement or (a.outcome, a.why) for a in told})
-            if winner is not None or not numbers:
-                return winner
+            if winner is not None:
+                return (yield from self._replicate(winner, told))
+            if not numbers:
+                return None
         return None
+
+    def _replicate(self, winner: Winner, told: Sequence[Answer]) -> Generator[Want, Got, Winner]:
+        """The winner as a second GPU upholds it, where there is one."""
+        by_config = {trial.config: trial.number for trial in self.search.trials}
+        numbers = [by_config[config] for config in pair(winner)]
+        keys = [self.search.trials[number].config.key for number in numbers]
+        elsewhere = second(self._present, self._place) if self.tally.holds_gpu else ""
+        known = self.minutes.memo.sitting(self.minutes.study, EVENT, keys)
+        if not numbers or not (known or elsewhere):
+            return winner
+        if known is None:
+            found = yield from self._sit([self._by_turns(numbers)], on=elsewhere)
+            if len(found) < len(numbers):
+                return winner  # That GPU has gone.
+            answers = [found[number] for number in numbers]
+            self.minutes.note(
+                EVENT, configs=keys, worker=elsewhere, measurements=[answer_to_json(a) for a in answers],
+                **self.tally.memory,
+            )  # fmt: skip
+        else:
+            answers = [answer_from_json(n, data) for n, data in zip(numbers, known["measurements"], strict=True)]
+        return upheld(winner, self._measured(told), self._measured(answers), self.seed)
+
+    def _measured(self, answers: Sequence[Answer]) -> dict[Config, Measurement]:
+        trials = self.search.trials
+        return {trials[a.number].config: a.measurement for a in answers if a.measurement is not None}
 
     def sit(self, configs: Sequence[Config], event: str) -> Generator[Want, Got, dict[Config, Measurement]]:
         """A further sitting, of given candidates.
@@ -85,7 +118,7 @@ class Finals:
         failed = yield from self._check(numbers)
         told = yield from self._sitting([number for number in numbers if number not in failed], event)
         self.search.take({a.number: a.measurement for a in told if a.measurement is not None})
-        return {self.search.trials[a.number].config: a.measurement for a in told if a.measurement is not None}
+        return self._measured(told)
 
     def _sitting(self, numbers: Sequence[int], event: str) -> Generator[Want, Got, list[Answer]]:
         """What came of a sitting: from the ledger if it was held before, else it is held and recorded."""
@@ -175,14 +208,15 @@ class Finals:
     def _by_turns(self, numbers: Sequence[int]) -> Question:
         return self.question([self.candidate(number) for number in numbers], None, None)
 
-    def _sit(self, questions: Sequence[Question]) -> Answering:
-        got = yield Want(questions=tuple(questions))
+    def _sit(self, questions: Sequence[Question], on: str = "") -> Answering:
+        got = yield Want(questions=tuple(questions), on=on)
+        self._place, self._present = next(iter(got.workers), ""), got.present
         found: dict[int, Answer] = {}
         for question, result in zip(questions, got.answers, strict=True):
             if not isinstance(result, str):
                 self.tally.count(result)
                 found |= {answer.number: answer for answer in result.answers}
-            elif len(question.candidates) == 1:
+            elif len(question.candidates) == 1 and not on:
                 number = question.candidates[0].number
                 found[number] = lost_answer(number, result)
         return found

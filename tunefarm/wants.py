@@ -27,6 +27,8 @@ class Want:
             first. What is expected is a share of the study's time, weighted by the study's share of all weights; 1
             while nothing is known.
         essential: the builds are wanted though the budget is spent, as for finals.
+        on: the worker that is to answer; empty for any that holds the device.
+        accused: a worker whose answers are not to be trusted, and the evidence.
     """
 
     builds: tuple[tuple[Call, Config], ...] = ()
@@ -34,6 +36,8 @@ class Want:
     ahead: tuple[tuple[Call, Config], ...] = ()
     claim: float = 1.0
     essential: bool = False
+    on: str = ""
+    accused: tuple[str, str] | None = None
 
     @property
     def is_final(self) -> bool:
@@ -48,11 +52,15 @@ class Got:
     Attributes:
         built: in the order wanted.
         answers: by question, in the order wanted; a string says why a question was given up for good.
+        workers: by question, who answered; empty where nobody did.
+        present: the workers that hold the device now.
         spent: the budget that is spent, or empty; builds and answers may be missing then.
     """
 
     built: tuple[Built, ...] = ()
     answers: tuple[Answers | str, ...] = ()
+    workers: tuple[str, ...] = ()
+    present: tuple[str, ...] = ()
     spent: str = ""
 
 

@@ -10,7 +10,7 @@ from tunefarm.document import canonical
 DECISIONS = ("merged", "pruned", "promoted", "bucket_closed", "winner", "no_winner", "skipped")
 """Events that say what the search or the sweep decided."""
 
-SITTINGS = ("finals", "unified", "probed")
+SITTINGS = ("finals", "unified", "probed", "replicated")
 """Events that tell of configs timed by turns."""
 
 

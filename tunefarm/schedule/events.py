@@ -17,7 +17,7 @@ class Job:
     Attributes:
         id: unique among the jobs that have not ended.
         role: `build` or `measure`: which workers may do it.
-        where: the device key or the arch the worker must have; empty for any worker of the role.
+        where: the device key or the arch the worker must have, or its name; empty for any worker of the role.
         cost_s: how long it is expected to take; of equal priority, the longest starts first.
         priority: the highest starts first.
         timeout_s: the longest an attempt may hold its worker, the start of a fresh process included.
@@ -121,6 +121,19 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Accused:
+    """What a worker brings back is not to be trusted. The last one of its kind stays: it is all there is.
+
+    Attributes:
+        worker: which.
+        reason: for people: the evidence.
+    """
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Withdrawn:
     """Nobody wants this job any more."""
 
@@ -190,7 +203,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantine:
-    """The worker loses whatever it is given and gets no more."""
+    """The worker loses whatever it is given, or spoils it, and gets no more."""
 
     worker: str
     reason: str
@@ -207,5 +220,5 @@ class BudgetSpent:
     budget: str
 
 
-Event = WorkerJoined | WorkerLeft | Submitted | Finished | Lost | Withdrawn | Tick
+Event = WorkerJoined | WorkerLeft | Submitted | Finished | Lost | Accused | Withdrawn | Tick
 Action = Start | Accept | Late | Kill | Condemn | GiveUp | Quarantine | BudgetSpent

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from tunefarm.schedule.events import (
     OVERDUE,
     Accept,
+    Accused,
     Action,
     BudgetSpent,
     Condemn,
@@ -64,6 +65,8 @@ def step(state: State, event: Event, now_s: float) -> list[Action]:
             _finish(state, event, actions)
         case Lost():
             _lost(state, event, actions)
+        case Accused(worker=name, reason=reason):
+            _accuse(state, name, reason, actions)
         case Withdrawn(job=job_id):
             _withdraw(state, job_id, actions)
         case Tick():
@@ -94,9 +97,20 @@ def _leave(state: State, name: str, actions: list[Action]) -> None:
     _do_without(state, member, actions)
 
 
-def _quarantine(state: State, member: Member, actions: list[Action]) -> None:
+def _accuse(state: State, name: str, reason: str, actions: list[Action]) -> None:
+    member = state.roster.get(name)
+    if member is not None and _is_dispensable(state, member):
+        _quarantine(state, member, reason, actions)
+
+
+def _is_dispensable(state: State, member: Member) -> bool:
+    """Whether there are others for all that it does. The last one goes on: without any worker all jobs are lost."""
+    own = (member.worker.role, member.worker.name)
+    return member.active and all(state.roster.size(lane) > 1 for lane in member.lanes if lane != own)
+
+
+def _quarantine(state: State, member: Member, reason: str, actions: list[Action]) -> None:
     state.roster.suspend(member)
-    reason = f"lost {len(member.lost)} different jobs in a row"
     actions.append(Quarantine(worker=member.worker.name, reason=reason))
     _do_without(state, member, actions)
 
@@ -182,10 +196,8 @@ def _lose(state: State, life: Life, loss: Loss, actions: list[Action], *, told: 
     else:
         member.lost.add(life.job.id)
         _retry(state, life, loss, actions)
-    others = all(state.roster.size(lane) > 1 for lane in member.lanes)
-    # The last one there is goes on: a lost job is dear, but without any worker all jobs are lost.
-    if member.active and others and len(member.lost) >= state.limits.quarantine:
-        _quarantine(state, member, actions)
+    if len(member.lost) >= state.limits.quarantine and _is_dispensable(state, member):
+        _quarantine(state, member, f"lost {len(member.lost)} different jobs in a row", actions)
     _place(state, life.lane, actions)
     _fill(state, member, actions)
 

@@ -34,7 +34,7 @@ class Member:
     def __post_init__(self) -> None:
         device = self.worker.device
         places = ("",) if device is None else ("", device.arch, device.key)
-        self.lanes = tuple((self.worker.role, place) for place in places)
+        self.lanes = tuple((self.worker.role, place) for place in (*places, self.worker.name))
 
     @property
     def has_room(self) -> bool:
@@ -101,6 +101,10 @@ class Roster:
     def size(self, lane: Lane) -> int:
         """Active members that serve a lane, busy or not."""
         return self._sizes.get(lane, 0)
+
+    def names(self, lane: Lane) -> list[str]:
+        """Active members that serve a lane."""
+        return [name for name, member in self._members.items() if member.active and lane in member.lanes]
 
     def serves(self, name: str, lane: Lane) -> bool:
         """Whether an active member of this name serves a lane."""
