@@ -17,6 +17,7 @@ from tunefarm.config import LIBRARY, Config, counted
 from tunefarm.finals import Finals
 from tunefarm.minutes import UNMEASURED, Minutes
 from tunefarm.plan import Call, PlannedStudy
+from tunefarm.replaying import recorded_builds
 from tunefarm.search.decisions import Request
 from tunefarm.search.rungs import FINALS, RUNGS, Rung
 from tunefarm.search.search import StudySearch
@@ -70,6 +71,7 @@ class Contest:
     _spent: str = ""
 
     def __post_init__(self) -> None:
+        self._built |= recorded_builds(self.planned)
         self.tally = Tally(holds_gpu=self.planned.target.meter == "gpu")
 
     def run_through(self) -> Generator[Want, Got, StudyResult]:
@@ -158,7 +160,7 @@ class Contest:
             if trial.failure is not None:
                 failed = Answer(number=trial.number, outcome=trial.outcome, failure=trial.failure)
                 self.minutes.answered(trial.config, UNMEASURED, failed)
-            elif trial.build is not None:
+            elif trial.build is not None and not self.planned.is_recorded:
                 self.minutes.built(trial.config, trial.build)
         self.minutes.decided(search.built(told), search.trials)
 
@@ -171,7 +173,9 @@ class Contest:
         return True
 
     def _after_build(self, trial: Trial) -> Trial:
-        built = self._built[trial.config].judged(self.planned.study.device)
+        built = self._built[trial.config]
+        if not self.planned.is_recorded:  # A recording tells itself what did not fit.
+            built = built.judged(self.planned.study.device)
         return dataclasses.replace(trial, build=built.build, outcome=built.outcome, failure=built.failure)
 
     @property
@@ -352,6 +356,7 @@ class Contest:
             num_bytes=planned.num_bytes,
             flops=planned.flops,
             reference_ms=self.tally.reference_ms,
+            recording=planned.target.landscape if planned.is_recorded else "",
         )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from tunefarm.bench.meter import Answer, Candidate, Question
 from tunefarm.config import Config
-from tunefarm.landscape import Entry, Recorded, load_cached
+from tunefarm.landscape import Entry, Recorded
+from tunefarm.landscape_reader import load_cached
 from tunefarm.trial import FINAL, Failure, Measurement, Outcome
 
 REPLAYED = "replayed"

@@ -71,7 +71,8 @@ def sweep(
     try:
         with Progress(quiet=quiet or as_json, named=len(orders) > 1) as progress:
             progress.say(f"starting the fleet ({fleet.value})")
-            refs = [order.spec.ref for order in orders]
+            refs = [order.spec.ref for order in orders if order.resolved.found is not None]
+            builders = builders if refs else 0  # Recordings are not built.
             workers = opening.open_fleet(fleet, address, use_gpu=use_gpu, builders=builders, refs=refs)
             try:
                 if use_gpu:
@@ -167,12 +168,12 @@ def _enter(order: Order, planned: Sequence[PlannedStudy], progress: Progress, *,
     tracker = open_tracker(
         order.tracking,
         Origin(
-            workload=spec.tracking.experiment or resolved.workload.name, experiment=spec.name,
+            workload=spec.tracking.experiment or resolved.name, experiment=spec.name,
             sweep_id=ledger.sweep_id, digest=spec.digest, command=public(" ".join(["tunefarm", *sys.argv[1:]])),
-            toolchain=toolchain(), checked=resolved.workload.reference is not None,
+            toolchain=toolchain(), checked=resolved.found is not None and resolved.found.reference is not None,
         ),
     )  # fmt: skip
-    pasts = find_pasts(resolved.workload.signature.kernel, planned, ledger, order.known)
+    pasts = find_pasts(resolved.kernel, planned, ledger, order.known)
     if pasts:
         name = f"{spec.name}: " if named else ""
         progress.say(f"{name}learning from {counted(len(pasts), 'earlier study', 'earlier studies')} of this kernel")
@@ -220,7 +221,8 @@ def _export(entrants: dict[int, _Entrant], endings: Sequence[Ending]) -> tuple[d
     failed: dict[str, Exception] = {}
     notices: list[str] = []
     for path, numbers in by_path.items():
-        notices += left_out([result for number in numbers for result in endings[number].results])
+        shipped = [number for number in numbers if entrants[number].order.resolved.found is not None]
+        notices += left_out([result for number in shipped for result in endings[number].results])
         harvests = [
             Harvest(
                 order=entrants[n].order,
