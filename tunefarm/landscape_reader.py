@@ -37,6 +37,8 @@ NUM_ONE_TIME = 2
 UNKNOWN_TIMER = "unknown"
 """The timer of a recording that does not say whether its cache was cold."""
 
+NO_RECORDING = "is no recording of a space: "
+
 OUTCOMES: Mapping[str, Outcome] = {
     **{outcome.value: outcome for outcome in Outcome},
     "runtime_error": Outcome.LAUNCH_ERROR,
@@ -83,7 +85,7 @@ def load(path: Path) -> Landscape:
     read = next((read for mark, read in _READERS.items() if is_map and mark in data), None)
     if read is None:
         raise LandscapeError(
-            "is no recording of a space: it has none of the members format, problems, cache and results",
+            f"{NO_RECORDING}it has none of the members format, problems, cache and results",
             file=str(path), hint="give a landscape of `tunefarm record`, or a cache or T4 file of Kernel Tuner",
         )  # fmt: skip
     try:
@@ -94,7 +96,7 @@ def load(path: Path) -> Landscape:
         return landscape
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError, UserError) as e:
         raise LandscapeError(
-            f"is no sound recording of a space: {type(e).__name__}: {e}", file=str(path),
+            f"{NO_RECORDING}{type(e).__name__}: {e}", file=str(path),
             hint="see the formats in tunefarm/landscape_reader.py",
         ) from None  # fmt: skip
 
