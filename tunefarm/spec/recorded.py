@@ -92,8 +92,9 @@ def _read_all(experiment: Experiment) -> list[Recording]:
                 landscape = _identified(load_cached(str(file)), spec, str(file))
             except UserError as e:
                 raise experiment.error(key, f"{e.file or file}: {e.args[0]}", e.hint) from None
-            if recordings.setdefault(file.resolve(), Recording(file=file, landscape=landscape)).file != file:
+            if file.resolve() in recordings:
                 raise experiment.error(key, f"{file} is named twice", "keep one")
+            recordings[file.resolve()] = Recording(file=file, landscape=landscape)
     _check_distinct(experiment, keys[0].removesuffix("[0]"), list(recordings.values()))
     return list(recordings.values())
 
