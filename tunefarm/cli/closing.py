@@ -140,7 +140,8 @@ def _print_closing(
     lines = [study_line(result) for result in results if quiet and result.status.value == "no_winner"]
     replayed = sorted({r.study.device.name for r in results if r.source == "replayed"})
     if replayed:
-        lines.append(f"REPLAYED: the times are {', '.join(replayed)}'s, read from a landscape; nothing was timed here.")
+        files = ", ".join(dict.fromkeys(result.recording for result in results if result.recording)) or "a landscape"
+        lines.append(f"REPLAYED: the times are {', '.join(replayed)}'s, read from {files}; nothing was timed here.")
     unmeasured = sorted({r.study.device.arch for r in results if r.status.value == "not_measured"})
     if unmeasured:
         lines.append(f"NOT MEASURED: {', '.join(unmeasured)}: compiled and checked only; nothing is exported for it.")
