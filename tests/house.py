@@ -17,6 +17,7 @@ HOUSE = """
     document
     source
     landscape
+    landscape_reader
     gemm                    torch
     choosing                torch
     seams
@@ -41,6 +42,7 @@ HOUSE = """
     spec.sections
     spec.tree               yaml*
     spec.experiment
+    spec.recorded
     spec.schema
 
     bench
@@ -146,6 +148,7 @@ HOUSE = """
     .
 
     plan                    torch
+    replaying
     missed
     repro_script
     repro

@@ -77,7 +77,8 @@ class BuildBoard:
     def __init__(self, resolved: Resolved, store: BuildStore) -> None:
         self._store = store
         self._workloads: dict[WorkloadRef, tuple[Workload, str]] = {}
-        self._meet(resolved.experiment.ref, resolved.workload)
+        if resolved.found is not None:
+            self._meet(resolved.experiment.ref, resolved.found)
         self._slots: dict[tuple[Call, Config], Slot] = {}
         self._known: dict[str, tuple[Build, Artifact] | tuple[Outcome, Failure]] = {}
         self.num_compiled = 0

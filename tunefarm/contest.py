@@ -18,6 +18,7 @@ from tunefarm.config import LIBRARY, Config, counted
 from tunefarm.finals import Finals
 from tunefarm.minutes import UNMEASURED, Minutes
 from tunefarm.plan import Call, PlannedStudy
+from tunefarm.replaying import recorded_builds
 from tunefarm.search.decisions import Request
 from tunefarm.search.rungs import FINALS, LAST, RUNGS, Rung
 from tunefarm.search.search import StudySearch
@@ -72,6 +73,7 @@ class Contest:
     _calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
+        self._built |= recorded_builds(self.planned)
         self.tally = Tally(holds_gpu=self.planned.target.meter == "gpu")
 
     def run_through(self) -> Generator[Want, Got, StudyResult]:
@@ -160,7 +162,7 @@ class Contest:
             if trial.failure is not None:
                 failed = Answer(number=trial.number, outcome=trial.outcome, failure=trial.failure)
                 self.minutes.answered([(trial.config, UNMEASURED, failed)])
-            elif trial.build is not None:
+            elif trial.build is not None and not self.planned.is_recorded:
                 self.minutes.built(trial.config, trial.build)
         self.minutes.decided(search.built(told), search.trials)
 
@@ -173,7 +175,9 @@ class Contest:
         return True
 
     def _after_build(self, trial: Trial) -> Trial:
-        built = self._built[trial.config].judged(self.planned.study.device)
+        built = self._built[trial.config]
+        if not self.planned.is_recorded:  # A recording tells itself what did not fit.
+            built = built.judged(self.planned.study.device)
         return dataclasses.replace(trial, build=built.build, outcome=built.outcome, failure=built.failure)
 
     @property
@@ -367,6 +371,7 @@ class Contest:
             num_bytes=planned.num_bytes,
             flops=planned.flops,
             reference_ms=self.tally.reference_ms,
+            recording=planned.target.landscape if planned.is_recorded else "",
         )
 
 

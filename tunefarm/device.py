@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from tunefarm.errors import SpecError, UserError
@@ -123,6 +123,46 @@ NOMINAL: dict[str, Device] = {
     )
 }  # fmt: skip
 """The device an arch stands for where none of that arch is at hand: enough to compile and to judge legality."""
+
+
+RECORDED: dict[str, Device] = {
+    device.name: device
+    for device in (
+        # Shared memory per block from the vendors' programming guides, the rest from their data sheets; of the MI250X
+        # one of its two dies, which is what a process gets.
+        Device(arch="sm_80", name="A100-PCIE-40GB", num_sms=108, shared_bytes=163 * KIB, l2_bytes=40 * MIB,
+               memory_bytes=40 * GIB, bandwidth_gbps=1555.0),
+        Device(arch="sm_75", name="RTX 2080 Ti", num_sms=68, shared_bytes=64 * KIB, l2_bytes=5632 * KIB,
+               memory_bytes=11 * GIB, bandwidth_gbps=616.0),
+        Device(arch="sm_86", name="RTX 3090", num_sms=82, shared_bytes=99 * KIB, l2_bytes=6 * MIB,
+               memory_bytes=24 * GIB, bandwidth_gbps=936.0),
+        Device(arch="sm_86", name="RTX A4000", num_sms=48, shared_bytes=99 * KIB, l2_bytes=4 * MIB,
+               memory_bytes=16 * GIB, bandwidth_gbps=448.0),
+        Device(arch="sm_86", name="RTX A6000", num_sms=84, shared_bytes=99 * KIB, l2_bytes=6 * MIB,
+               memory_bytes=48 * GIB, bandwidth_gbps=768.0),
+        Device(vendor="amd", arch="gfx90a", name="MI250X", num_sms=110, shared_bytes=64 * KIB, l2_bytes=8 * MIB,
+               memory_bytes=64 * GIB, bandwidth_gbps=1638.0, warp_size=64),
+        Device(vendor="amd", arch="gfx1032", name="W6600", num_sms=28, shared_bytes=64 * KIB, l2_bytes=2 * MIB,
+               memory_bytes=8 * GIB, bandwidth_gbps=224.0),
+        Device(vendor="amd", arch="gfx1100", name="W7800", num_sms=70, shared_bytes=64 * KIB, l2_bytes=6 * MIB,
+               memory_bytes=32 * GIB, bandwidth_gbps=576.0),
+    )
+}  # fmt: skip
+"""Devices of which others have published recordings, which name no more than the name. They are replayed; nothing is
+compiled for their archs."""
+
+
+def recorded(name: str) -> Device | None:
+    """The device that a recording of another tool names, under that name; None if no more is known of it.
+
+    Args:
+        name: as its driver says it: `NVIDIA RTX A4000` is an `RTX A4000`, and no `A4000 Ti` is.
+    """
+    said = f" {_plain(name).strip()}"
+    for device in (*RECORDED.values(), *NOMINAL.values()):
+        if said.endswith(f" {_plain(device.name).strip()}"):
+            return replace(device, name=name)
+    return None
 
 
 def nominal(arch: str) -> Device:

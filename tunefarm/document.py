@@ -104,7 +104,14 @@ def read_text(path: Path, *, error: type[DocumentError] = DocumentError, max_byt
         raise error(f"is not UTF-8 text (byte {e.start})", file=str(path), hint="save it as UTF-8") from None
 
 
-def parse_json(text: str, *, where: str, error: type[DocumentError] = DocumentError, infinities: bool = False) -> Any:
+def parse_json(
+    text: str,
+    *,
+    where: str,
+    error: type[DocumentError] = DocumentError,
+    infinities: bool = False,
+    nan: bool = False,
+) -> Any:
     """JSON with the traps closed: no duplicate keys, no NaN, no nesting beyond `MAX_DEPTH`.
 
     Args:
@@ -112,6 +119,7 @@ def parse_json(text: str, *, where: str, error: type[DocumentError] = DocumentEr
         where: file name (and line) for messages.
         error: the exception to raise.
         infinities: `Infinity` is a number, as Python's json writes it into files of other tools.
+        nan: so is `NaN`.
 
     Raises:
         error: the text is not such JSON.
@@ -120,7 +128,7 @@ def parse_json(text: str, *, where: str, error: type[DocumentError] = DocumentEr
         raise error(f"is nested deeper than {MAX_DEPTH} levels", file=where)
 
     def refuse(name: str) -> Any:
-        if infinities and name != "NaN":
+        if nan if name == "NaN" else infinities:
             return float(name)
         raise ValueError(f"{name} is not a JSON number")
 

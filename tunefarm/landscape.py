@@ -151,12 +151,24 @@ def load(path: Path) -> Landscape:
     Raises:
         LandscapeError: missing, damaged, of another format or of a newer version.
     """
-    data = parse_json(read_text(path, error=LandscapeError), where=str(path), error=LandscapeError)
+    return read(parse_json(read_text(path, error=LandscapeError), where=str(path), error=LandscapeError), str(path))
+
+
+def read(data: Any, file: str) -> Landscape:
+    """The landscape that a JSON document holds.
+
+    Args:
+        data: the document.
+        file: where it was read, for messages.
+
+    Raises:
+        LandscapeError: it is damaged, of another format or of a newer version.
+    """
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise LandscapeError("is not a tunefarm landscape", file=str(path), hint="record one with `tunefarm record`")
+        raise LandscapeError("is not a tunefarm landscape", file=file, hint="record one with `tunefarm record`")
     if data.get("version") != VERSION:
         raise LandscapeError(
-            f"has version {data.get('version')!r}, this release reads {VERSION}", file=str(path), hint="update tunefarm"
+            f"has version {data.get('version')!r}, this release reads {VERSION}", file=file, hint="update tunefarm"
         )
     try:
         landscape = _from_json(data)
@@ -164,7 +176,7 @@ def load(path: Path) -> Landscape:
         return landscape
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError, UserError) as e:
         raise LandscapeError(
-            f"is malformed: {e.__class__.__name__}: {e}", file=str(path), hint="record it again with `tunefarm record`"
+            f"is malformed: {e.__class__.__name__}: {e}", file=file, hint="record it again with `tunefarm record`"
         ) from None
 
 
@@ -196,20 +208,38 @@ def _check(landscape: Landscape) -> None:
         TypeError: text where a number belongs, and the like.
         ValueError: a duration that no launch has, or traffic or arithmetic below zero.
     """
-    device = landscape.device
+    check_device(landscape.device)
+    for recorded in landscape.problems:
+        check_costs(recorded)
+        for entry in recorded.entries:
+            check_durations((*entry.warmup_ms, *entry.samples_ms), f"{entry.config} for {recorded.problem.label}")
+
+
+def check_device(device: Device) -> None:
+    """Refuses a device whose numbers are none.
+
+    Raises:
+        TypeError: one is text, for instance.
+    """
     for name in ("num_sms", "shared_bytes", "l2_bytes", "memory_bytes", "bandwidth_gbps", "registers", "max_threads"):
         value = getattr(device, name)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise TypeError(f"device.{name} is {value!r}")
-    for recorded in landscape.problems:
-        label = recorded.problem.label
-        if recorded.reference_ms is not None:
-            check_durations([recorded.reference_ms], f"the reference of {label}")
-        for what, value in (("bytes", recorded.num_bytes), ("flops", recorded.flops)):
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{what} of {label} is {value!r}")
-        for entry in recorded.entries:
-            check_durations((*entry.warmup_ms, *entry.samples_ms), f"{entry.config} for {label}")
+
+
+def check_costs(recorded: Recorded) -> None:
+    """Refuses what no call costs.
+
+    Raises:
+        TypeError: text where a number belongs, and the like.
+        ValueError: the reference has a duration that no launch has, or traffic or arithmetic is below zero.
+    """
+    label = recorded.problem.label
+    if recorded.reference_ms is not None:
+        check_durations([recorded.reference_ms], f"the reference of {label}")
+    for what, value in (("bytes", recorded.num_bytes), ("flops", recorded.flops)):
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{what} of {label} is {value!r}")
 
 
 def check_durations(durations_ms: Iterable[Any], what: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tunefarm import landscape as landscapes
+from tunefarm import landscape_reader
 from tunefarm.config import Config
 from tunefarm.device import Device
 from tunefarm.errors import UserError
@@ -67,7 +67,7 @@ def read_stories(path: Path, kernel: str, *, is_own: bool = False) -> list[Story
     """
     kernels: set[str] = set()
     if path.name.endswith(LANDSCAPE):
-        recording = landscapes.load(path)
+        recording = landscape_reader.load(path)
         kernels.add(recording.kernel)
         stories = [
             Story(

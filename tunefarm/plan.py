@@ -90,6 +90,11 @@ class PlannedStudy:
     flops: float = 0.0
 
     @property
+    def is_recorded(self) -> bool:
+        """Whether a recording stands in the place of a kernel, so that nothing can be built."""
+        return bool(self.ref.landscapes)
+
+    @property
     def entrants(self) -> tuple[Config, ...]:
         """All who compete: the candidates, and the library's call if there is one."""
         return (*self.candidates, LIBRARY) if self.default == LIBRARY else self.candidates

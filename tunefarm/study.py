@@ -24,6 +24,7 @@ class Study:
         problem: the facts of the kernel call, learned by intercepting it.
         variables: the experiment's own names for the problem (`problems:` in the YAML), `dtype` among them.
         weight: how much this problem matters, such as calls in production.
+        called: how people call the device where its arch would not tell it from others; empty for the arch.
     """
 
     workload: str
@@ -31,6 +32,12 @@ class Study:
     problem: Problem
     variables: FrozenMap[Value] = field(default_factory=FrozenMap)
     weight: float = 1.0
+    called: str = ""
+
+    @property
+    def place(self) -> str:
+        """The device, for people."""
+        return self.called or self.device.arch
 
     @property
     def key(self) -> str:
@@ -44,7 +51,7 @@ class Study:
         dtypes = [str(v) for k, v in self.variables.items() if k == "dtype"] or sorted(
             set(self.problem.dtypes.values())
         )
-        return " ".join([self.workload, self.device.arch, sizes, *dtypes]).replace("  ", " ")
+        return " ".join([self.workload, self.place, sizes, *dtypes]).replace("  ", " ")
 
 
 class Status(enum.StrEnum):
@@ -112,6 +119,7 @@ class StudyResult:
         num_bytes: compulsory memory traffic of one call in bytes, 0 where unknown.
         flops: arithmetic of one call, 0 where unknown.
         reference_ms: the reference operation's time, where known.
+        recording: the landscape that was replayed in place of a kernel; empty where there is a kernel.
     """
 
     study: Study
@@ -134,6 +142,7 @@ class StudyResult:
     num_bytes: float = 0.0
     flops: float = 0.0
     reference_ms: float | None = None
+    recording: str = ""
 
     @property
     def disturbed(self) -> str:
@@ -154,7 +163,9 @@ class StudyResult:
 
     @property
     def num_built(self) -> int:
-        """Candidates that were compiled, successfully or not."""
+        """Candidates that were compiled, successfully or not; none of a recording was."""
+        if self.recording:
+            return 0
         return sum(t.build is not None or (t.failure is not None and t.failure.stage == "build") for t in self.trials)
 
     @property

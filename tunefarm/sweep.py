@@ -154,7 +154,7 @@ class Sweep:
         """Compilations that building every candidate would take; of more than `most` nobody wants to know how many."""
         keys = set()
         for study in self._planned:
-            for config in study.candidates:
+            for config in () if study.is_recorded else study.candidates:
                 slot = board.slot(study.call, config)
                 if board.find(slot, config) is None:
                     keys.add(slot.key)
@@ -190,7 +190,7 @@ class Sweep:
         Args:
             is_spent: whether a budget is.
         """
-        ranges = self._resolved.workload.ranges
+        ranges = self._resolved.found.ranges if self._resolved.found is not None else ()
         members = groups(zip(self.contests, self.results, strict=True)) if ranges else []
         return [
             Part(
@@ -260,6 +260,7 @@ def _contest(
         incumbent = incumbent if incumbent in planned.entrants else None
     return Contest(
         experiment=resolved.experiment, planned=planned, minutes=minutes, eager=eager, incumbent=incumbent,
-        kernel=resolved.workload.signature.kernel, compares_with_default=resolved.workload.compares_with_default,
+        kernel=resolved.kernel,
+        compares_with_default=resolved.found is not None and resolved.found.compares_with_default,
         pasts=pasts, share=share,
     )  # fmt: skip

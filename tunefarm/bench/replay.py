@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from tunefarm.bench.meter import Answer, Candidate, Question
 from tunefarm.config import Config
-from tunefarm.landscape import Entry, Recorded, load_cached
+from tunefarm.landscape import Entry, Recorded
+from tunefarm.landscape_reader import load_cached
 from tunefarm.trial import FINAL, Failure, Measurement, Outcome
 
 REPLAYED = "replayed"
@@ -63,9 +64,12 @@ def _unknown(kind: str, message: str) -> Failure:
 
 def _replay(entry: Entry, question: Question) -> Measurement:
     count = len(entry.samples_ms)
-    # Finals start where they please: they need more samples than are left, and the early ones are as good as any.
-    first = 0 if question.rung == FINAL else 3 * question.rung
-    samples = tuple(entry.samples_ms[(first + i) % count] for i in range(min(question.num_samples, count)))
+    # Finals start at the first: they need more samples than are left. What a sitting may go on to take is read as well:
+    # of a recording that drifts the early samples are another truth than all of it.
+    is_final = question.rung == FINAL
+    first = 0 if is_final else 3 * question.rung
+    wanted = max(question.num_samples, question.max_samples) if is_final else question.num_samples
+    samples = tuple(entry.samples_ms[(first + i) % count] for i in range(min(wanted, count)))
     return Measurement(
         samples_ms=samples, timer=question.timer, rung=question.rung, source=REPLAYED, worker="landscape",
         busy_s=sum(samples) / 1000,

@@ -29,7 +29,7 @@ from tunefarm.config import Config, Value
 from tunefarm.device import Device
 from tunefarm.errors import SpecError, UserError, WorkerLost
 from tunefarm.frozen import FrozenMap
-from tunefarm.landscape import load_cached
+from tunefarm.landscape_reader import load_cached
 from tunefarm.seams import Retire
 from tunefarm.source import source_hash
 from tunefarm.spec.workload import WorkloadRef, load_workload

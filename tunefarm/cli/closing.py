@@ -44,8 +44,9 @@ def _study_json(result: StudyResult) -> dict[str, Any]:
 
     return {
         "study": result.study.label, "device": result.study.device.name, "status": result.status.value,
-        "reason": result.reason, "source": result.source, "candidates": result.num_candidates,
-        "built": result.num_built, "measured": result.num_measured, "buckets": result.num_buckets,
+        "reason": result.reason, "source": result.source, "recording": result.recording,
+        "candidates": result.num_candidates, "built": result.num_built, "measured": result.num_measured,
+        "buckets": result.num_buckets,
         "closed": len(result.closed), "winner": to_json(result.winner), "reference_ms": result.reference_ms,
         "left": asdict(result.left) if result.left is not None else None,
         "removed": dict(result.removed), "outcomes": {k.value: v for k, v in result.outcomes.items()},
@@ -130,20 +131,23 @@ def _places(ending: Ending) -> dict[str, str]:
 def _print_closing(
     endings: Sequence[Ending], results: Sequence[StudyResult], facts: Mapping[str, Any], *, quiet: bool
 ) -> None:
-    from tunefarm.cli.terminal import closing_table, console, left_line, study_line
+    from tunefarm.cli.terminal import closing_tables, console, left_line, study_line
 
     out = console()
     if not quiet:
-        out.print(closing_table(results, out.width))
+        for table in closing_tables(results, out.width):
+            out.print(table)
     lines = [study_line(result) for result in results if quiet and result.status.value == "no_winner"]
     replayed = sorted({r.study.device.name for r in results if r.source == "replayed"})
     if replayed:
-        lines.append(f"REPLAYED: the times are {', '.join(replayed)}'s, read from a landscape; nothing was timed here.")
+        files = ", ".join(dict.fromkeys(result.recording for result in results if result.recording)) or "a landscape"
+        lines.append(f"REPLAYED: the times are {', '.join(replayed)}'s, read from {files}; nothing was timed here.")
     unmeasured = sorted({r.study.device.arch for r in results if r.status.value == "not_measured"})
     if unmeasured:
         lines.append(f"NOT MEASURED: {', '.join(unmeasured)}: compiled and checked only; nothing is exported for it.")
-    compiled = counted(facts["compiled"], "config")
-    lines.append(f"compiled {compiled} in {facts['build_s']:.1f} CPU s, {facts['from_store']} more in the store")
+    if not all(result.recording for result in results):
+        compiled = counted(facts["compiled"], "config")
+        lines.append(f"compiled {compiled} in {facts['build_s']:.1f} CPU s, {facts['from_store']} more in the store")
     if not replayed:
         lines.append(
             f"GPU held {facts['gpu_held_s']:.1f} s, and {facts['gpu_startup_s']:.1f} s of start-up; kernels compiled "
@@ -156,9 +160,17 @@ def _print_closing(
     lines += [f"MLflow   {place}" for place in dict.fromkeys(public(o.order.tracking) for o in endings)]
     lines += [f"Optuna   {place}" for place in dict.fromkeys(public(o.order.optuna_storage) for o in endings) if place]
     packs = [pack for pack in dict.fromkeys(ending.pack for ending in endings) if pack]
-    lines += [f"pack     {pack}{', replayed' if replayed else ''}" for pack in packs] or ["pack     none"]
+    lines += [f"pack     {pack}{', replayed' if replayed else ''}" for pack in packs] or [
+        f"pack     {_no_pack(results)}"
+    ]
     lines += [f"note     {notice}" for notice in facts["notices"]]
     out.print("\n".join(lines), markup=False)
+
+
+def _no_pack(results: Sequence[StudyResult]) -> str:
+    if results and all(result.recording for result in results):
+        return "none: a replayed landscape gives tables, never packs"
+    return "none"
 
 
 def _ledger(paths: Sequence[Path]) -> str:

@@ -21,6 +21,7 @@ from tunefarm.device import Device
 from tunefarm.errors import InfrastructureError, SpecError, UserError
 from tunefarm.seams import Fleet
 from tunefarm.spec.experiment import Experiment, Resolved, load_experiment, resolve
+from tunefarm.spec.recorded import resolve_recorded
 from tunefarm.spec.workload import WorkloadRef
 
 if TYPE_CHECKING:
@@ -53,22 +54,29 @@ def open_experiment(path: Path) -> Resolved:
 
 
 def import_experiment(experiment: Experiment) -> Resolved:
-    """Imports what an experiment names.
+    """Imports what an experiment names, or reads the recordings that it replays.
 
     Raises:
         UserError: it cannot be, or does not fit together.
     """
-    try:
-        import torch  # noqa: F401
-        import triton  # noqa: F401
-    except ModuleNotFoundError as e:
-        raise UserError(f"{e.name} is not installed", hint="pip install 'tunefarm[farm]'") from None
+    if not experiment.workload.landscapes:
+        _require_compiler()
     needed = {"cmaes": "cmaes", "gp": "scipy"}.get(experiment.search.sampler)
     if needed and importlib.util.find_spec(needed) is None:
         # Optuna itself would say so at the second candidate.
         message = f"the package {needed} is not installed"
         raise experiment.error("search.sampler", message, "pip install 'tunefarm[farm]'")
+    if experiment.workload.landscapes:
+        return resolve_recorded(experiment)
     return resolve(experiment, launch_options(), triton_version())
+
+
+def _require_compiler() -> None:
+    try:
+        import torch  # noqa: F401
+        import triton  # noqa: F401
+    except ModuleNotFoundError as e:
+        raise UserError(f"{e.name} is not installed", hint="pip install 'tunefarm[farm]'") from None
 
 
 def has_gpu() -> bool:
@@ -219,6 +227,25 @@ def meter_fleet(
         workers.close()
 
 
+def plan_targets(resolved: Resolved, live: Sequence[Device], meter: str = "auto") -> list[PlannedStudy]:
+    """The studies of an experiment: on devices as they can be had here, or as they were recorded.
+
+    Args:
+        resolved: the experiment.
+        live: GPUs at hand.
+        meter: see `plan.choose_targets`.
+
+    Raises:
+        UserError: it asks for what is not there, or cannot be followed.
+    """
+    from tunefarm.plan import choose_targets, plan
+    from tunefarm.replaying import plan_recorded
+
+    if resolved.recordings:
+        return plan_recorded(resolved)
+    return plan(resolved, choose_targets(resolved.experiment, live, meter))
+
+
 def plan_live(resolved: Resolved, fleet: Fleet) -> list[PlannedStudy]:
     """The studies of an experiment on the first of its devices that a fleet holds.
 
@@ -285,7 +312,7 @@ def read_known(resolved: Resolved) -> dict[Path, list[Story]]:
         try:
             if file.exists() and not file.is_file():
                 raise UserError("is no file", file=str(file))
-            known.setdefault(file.resolve(), read_stories(file.resolve(), resolved.workload.signature.kernel))
+            known.setdefault(file.resolve(), read_stories(file.resolve(), resolved.kernel))
         except UserError as e:
             message, hint = f"{file}: {e.args[0]}", e.hint or "name a ledger or landscape of this kernel that is there"
             raise resolved.experiment.error(f"search.learn_from[{number}]", message, hint) from None

@@ -109,6 +109,7 @@ def take_orders(
     orders = []
     for file, spec, uri, storage in written.values():
         with about(file, files):
+            _check_replayed(spec, meter, out)
             resolved = opening.import_experiment(spec)
             known = opening.read_known(resolved)  # what cannot be read is said before any work
         orders.append(
@@ -120,16 +121,28 @@ def take_orders(
     return orders
 
 
+def _check_replayed(spec: Experiment, meter: MeterKind, out: Path | None) -> None:
+    """Refuses flags that want of recordings what only a kernel can give."""
+    if not spec.workload.landscapes:
+        return
+    if out is not None:
+        message = f"a replayed landscape gives tables, never packs, and --out {out} names a pack"
+        raise spec.error("workload", message, "leave --out out, or name the kernel as the workload")
+    if meter is MeterKind.GPU:
+        message = "a replayed landscape has no kernel that --meter gpu could launch"
+        raise spec.error("workload", message, "leave --meter gpu out, or name the kernel as the workload")
+
+
 def plan_order(order: Order, live: Sequence[Device], *, complete: bool) -> list[PlannedStudy]:
     """The studies, after refusing whatever can be refused already; `complete`: no further device will show up."""
-    from tunefarm.cli.opening import check_output
-    from tunefarm.plan import choose_targets, plan, require_meter
+    from tunefarm.cli.opening import check_output, plan_targets
+    from tunefarm.plan import require_meter
     from tunefarm.record.ledger import check_ledger
 
     spec = order.spec
     # With GPUs still to show up, whether their landscapes can be replayed is no matter yet.
-    targets = choose_targets(spec, live, order.meter.value if complete else MeterKind.GPU.value)
-    planned = plan(order.resolved, targets)
+    planned = plan_targets(order.resolved, live, order.meter.value if complete else MeterKind.GPU.value)
+    targets = list(dict.fromkeys(study.target for study in planned))
     if complete:
         require_meter(spec, targets)
     if order.export:
@@ -173,15 +186,11 @@ def open_ledger(order: Order, planned: Sequence[PlannedStudy]) -> FileLedger:
     from tunefarm.bench.telemetry import toolchain
     from tunefarm.document import digest
     from tunefarm.record import ledger as ledgers
-    from tunefarm.source import source_hash
 
-    spec, workload = order.spec, order.resolved.workload
+    spec = order.spec
     conditions = digest(
         [
-            source_hash(workload.kernel),
-            [_text(part) for part in (workload.call, workload.reference, workload.inputs)],
-            *([_text(workload.library)] if workload.library is not None else []),
-            [workload.restore, workload.zero, workload.atol, workload.rtol],
+            *_about_workload(order.resolved),
             [spec.accept.atol, spec.accept.rtol, spec.accept.same_bits, [check.label for check in spec.checks]],
             [spec.search.seed, spec.timer],
             dict(toolchain()),
@@ -194,6 +203,21 @@ def open_ledger(order: Order, planned: Sequence[PlannedStudy]) -> FileLedger:
     if order.fresh:
         ledger.append("fresh", {})
     return ledger
+
+
+def _about_workload(resolved: Resolved) -> list[Any]:
+    """What of the workload makes earlier answers worthless if it changes; of recordings their content tells."""
+    from tunefarm.source import source_hash
+
+    workload = resolved.found
+    if workload is None:
+        return [resolved.kernel]
+    return [
+        source_hash(workload.kernel),
+        [_text(part) for part in (workload.call, workload.reference, workload.inputs)],
+        *([_text(workload.library)] if workload.library is not None else []),
+        [workload.restore, workload.zero, workload.atol, workload.rtol],
+    ]
 
 
 def _text(part: Any) -> str:

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tunefarm.config import counted
-from tunefarm.plan import PlannedStudy, choose_targets
-from tunefarm.plan import plan as make_plan
+from tunefarm.plan import PlannedStudy
 
 UNMEASURABLE = "note: a sweep needs a GPU of one of these devices, or a landscape of one; it will refuse without."
 
@@ -50,7 +49,7 @@ def _document(file: Path) -> dict[str, Any]:
 
     resolved = opening.open_experiment(file)
     opening.optuna_storage(None, resolved.experiment)
-    studies = make_plan(resolved, choose_targets(resolved.experiment, []))
+    studies = opening.plan_targets(resolved, [])
     opening.read_known(resolved)  # a sweep would refuse what cannot be read
     threshold = resolved.experiment.search.threshold
     return {
@@ -74,6 +73,7 @@ def _describe(study: PlannedStudy, threshold: float) -> dict[str, Any]:
         "study": study.study.label,
         "device": study.study.device.name,
         "meter": study.target.meter or "none: compiled and checked only",
+        "landscape": study.target.landscape,
         "skipped": study.skipped,
         "points": study.num_points,
         "removed": dict(study.removed),
@@ -81,6 +81,7 @@ def _describe(study: PlannedStudy, threshold: float) -> dict[str, Any]:
         "candidates": len(study.candidates),
         "unused": [f"{name}={value}" for name, value in study.unused],
         "idle": list(study.idle),
+        "recorded": study.is_recorded,
         "default": None if study.default is None else str(study.default),
         "buckets": buckets,
     }
@@ -91,13 +92,15 @@ def _print(study: dict[str, Any]) -> None:
         typer.echo(f"{study['study']}: skipped: {study['skipped']}")
         return
     typer.echo(f"{study['study']}: {counted(study['candidates'], 'candidate')}, {counted(study['buckets'], 'bucket')}")
-    typer.echo(f"  device      {study['device']}; times from: {study['meter']}")
+    source = f" of {study['landscape']}" if study["recorded"] else ""
+    typer.echo(f"  device      {study['device']}; times from: {study['meter']}{source}")
     typer.echo(f"  space       {counted(study['points'], 'point')}")
     for rule, count in study["removed"].items():
         typer.echo(f"  removed     {count} by {rule}")
     if study["added_default"]:
         typer.echo("  added       1, the default, which is no point of the space")
-    typer.echo(f"  default     {study['default'] or 'unknown or illegal here'}")
+    unknown = "none is named" if study["recorded"] else "unknown or illegal here"
+    typer.echo(f"  default     {study['default'] or unknown}")
     if study["unused"]:
         typer.echo(f"  warning     no candidate uses {', '.join(study['unused'])}")
     if study["idle"]:

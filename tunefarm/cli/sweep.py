@@ -94,7 +94,9 @@ def _open(
     """The fleet, with a GPU of each arch if they are to come from a cluster."""
     from tunefarm.cli import opening
 
-    refs, specs = [order.spec.ref for order in orders], [order.spec for order in orders]
+    kernels = [order for order in orders if order.resolved.found is not None]
+    refs, specs = [order.spec.ref for order in kernels], [order.spec for order in kernels]
+    builders = builders if kernels else 0  # Recordings are not built.
     replayed = {s.target.device.key: s.target.device for studies in planned for s in studies if s.target.landscape}
     workers = opening.open_fleet(
         kind, address, use_gpu=use_gpu, builders=builders, refs=refs, replayed=list(replayed.values())
@@ -188,12 +190,12 @@ def _enter(order: Order, planned: Sequence[PlannedStudy], progress: Progress, *,
     tracker = open_tracker(
         order.tracking,
         Origin(
-            workload=spec.tracking.experiment or resolved.workload.name, experiment=spec.name,
+            workload=spec.tracking.experiment or resolved.name, experiment=spec.name,
             sweep_id=ledger.sweep_id, digest=spec.digest, command=public(" ".join(["tunefarm", *sys.argv[1:]])),
-            toolchain=toolchain(), checked=resolved.workload.reference is not None,
+            toolchain=toolchain(), checked=resolved.found is not None and resolved.found.reference is not None,
         ),
     )  # fmt: skip
-    pasts = find_pasts(resolved.workload.signature.kernel, planned, ledger, order.known)
+    pasts = find_pasts(resolved.kernel, planned, ledger, order.known)
     if pasts:
         name = f"{spec.name}: " if named else ""
         progress.say(f"{name}learning from {counted(len(pasts), 'earlier study', 'earlier studies')} of this kernel")
@@ -241,7 +243,8 @@ def _export(entrants: dict[int, _Entrant], endings: Sequence[Ending]) -> tuple[d
     failed: dict[str, Exception] = {}
     notices: list[str] = []
     for path, numbers in by_path.items():
-        notices += left_out([result for number in numbers for result in endings[number].results])
+        shipped = [number for number in numbers if entrants[number].order.resolved.found is not None]
+        notices += left_out([result for number in shipped for result in endings[number].results])
         harvests = [
             Harvest(
                 order=entrants[n].order,

@@ -31,7 +31,9 @@ def study_line(result: StudyResult) -> str:
     if merged := sum(t.merged_into is not None for t in result.trials):
         counts.append(f"{merged} merged")
     counts.append(counted(result.num_buckets, "bucket"))
-    counts += [f"{result.num_built} built", f"{result.num_measured} {_verb(result)}"]
+    if not result.recording:
+        counts.append(f"{result.num_built} built")
+    counts.append(f"{result.num_measured} {_verb(result)}")
     if result.closed:
         counts.append(f"{counted(len(result.closed), 'bucket')} closed")
     if result.winner is not None and (failures := result.failures):
@@ -42,8 +44,9 @@ def study_line(result: StudyResult) -> str:
         return f"{head}{result.reason}"
     if result.left is not None and result.left.is_worthwhile:
         body += f", {_left_text(result.left)}"
+    source = f"  {replayed_from(result)}" if result.recording else ""
     if result.winner is None:
-        return f"{head}{body}; NO WINNER: {result.reason}{_histogram(result)}"
+        return f"{head}{body}; NO WINNER: {result.reason}{_histogram(result)}{source}"
     winner = result.winner
     parts = [f"best {winner.config}", time_text(winner.median_ms)]
     if winner.gain is not None:
@@ -57,7 +60,12 @@ def study_line(result: StudyResult) -> str:
         parts.append(f"{rates['tflops']:.0f} TFLOP/s")
     if winner.reason != "faster":
         parts.append(f"({winner.reason})")
-    return f"{head}{body}; {'  '.join(parts)}"
+    return f"{head}{body}; {'  '.join(parts)}{source}"
+
+
+def replayed_from(result: StudyResult) -> str:
+    """Whose times those of a recording are, and where they were read."""
+    return f"REPLAYED: {result.study.device.name}, from {result.recording}"
 
 
 def left_line(results: Sequence[StudyResult]) -> str:
@@ -101,6 +109,19 @@ def time_text(ms: float | None) -> str:
 
 WIDE = 110
 """Columns of a terminal from which the closing table shows all it has."""
+
+
+def closing_tables(results: Sequence[StudyResult], width: int = WIDE) -> list[Table]:
+    """Studies that were measured, a row each: one table of all, and one for each recording that was replayed."""
+    groups: dict[str, list[StudyResult]] = {}
+    for result in results:
+        groups.setdefault(result.recording, []).append(result)
+    tables = []
+    for recording, mine in groups.items():
+        tables.append(closing_table(mine, width))
+        if recording:
+            tables[-1].title, tables[-1].title_justify = replayed_from(mine[0]), "left"
+    return tables
 
 
 def closing_table(results: Sequence[StudyResult], width: int = WIDE) -> Table:
@@ -191,6 +212,8 @@ class Progress:
             self._bars.update(self._builds, total=None if self._is_open_ended else self._num_builds)
             self._bars.update(self._studies, total=self._num_studies)
             how = "compiling all of them first" if num_builds else "compiling what the search asks for, and ahead of it"
+            if contests and all(contest.planned.is_recorded for contest in contests):
+                how = "REPLAYED from recordings, so nothing is compiled"
             candidates = counted(sum(len(c.planned.candidates) for c in contests), "candidate")
             name = f"{contests[0].experiment.name}: " if self._named and contests else ""
             self.say(f"{name}{candidates} in {counted(len(contests), 'study', 'studies')}; {how}")

@@ -128,11 +128,13 @@ def _tags(result: StudyResult) -> dict[str, str]:
         "tunefarm.capability": study.device.arch,
         "tunefarm.device": study.device.name,
         "tunefarm.status": result.status.value,
-        "tunefarm.problem": study.label.removeprefix(f"{study.workload} {study.device.arch} "),
+        "tunefarm.problem": study.label.removeprefix(f"{study.workload} {study.place} "),
         "mlflow.note.content": describe_study(result),
     }
     if result.source:
         tags |= {"tunefarm.source": result.source, "tunefarm.timer": result.timer}
+    if result.recording:
+        tags["tunefarm.landscape"] = result.recording
     if result.winner is not None:
         tags |= {"tunefarm.winner": str(result.winner.config), "tunefarm.reason": result.winner.reason}
     return tags | {f"tunefarm.toolchain.{name}": str(version) for name, version in result.toolchain.items()}
@@ -160,7 +162,8 @@ def describe_study(result: StudyResult) -> str:
         effort = f"{result.num_measured} of {candidates} measured"
         sentence = f"{study.label}: {', '.join(parts)}; {effort}; {winner.reason}"
     sources = {
-        "replayed": f" Times are replayed from a landscape recorded on {study.device.name}.",
+        "replayed": f" Times are replayed from a landscape recorded on {study.device.name}"
+        + (f" ({result.recording})." if result.recording else "."),
         "measured": f" Times were measured on {study.device.name}.",
     }
     return sentence.rstrip(".") + "." + sources.get(result.source, "")

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tunefarm.config import Value
+from tunefarm.device import NOMINAL
 from tunefarm.document import digest
 from tunefarm.errors import SpecError
 from tunefarm.frozen import FrozenMap
+from tunefarm.landscape import Landscape
 from tunefarm.spec.constraint import FACTS, Expression
-from tunefarm.spec.grammar import SCALAR, Key, Node, many, named, nearest, read_section, section, text
+from tunefarm.spec.grammar import SCALAR, Key, Node, keys_of, many, named, nearest, read_section, section, text
 from tunefarm.spec.inputs import EXPRESSION, INPUTS, InputSpec
 from tunefarm.spec.sections import (
     CHECKS,
@@ -53,8 +55,8 @@ class Experiment:
         str, Key(text(r"^[A-Za-z0-9][A-Za-z0-9._-]*$", "a name of letters, digits, . _ -"), "experiment's name")
     ]
     workload: Annotated[WorkloadRef, Key(WORKLOAD, "a Workload object, or its parts")]
-    problems: Annotated[tuple[ProblemSpec, ...], Key(PROBLEMS, "problems to tune for; lists expand to products")]
-    devices: Annotated[tuple[DeviceSpec, ...], Key(DEVICES, "kinds of device to tune for")]
+    problems: Annotated[tuple[ProblemSpec, ...], Key(PROBLEMS, "problems to tune for; lists expand to products")] = ()
+    devices: Annotated[tuple[DeviceSpec, ...], Key(DEVICES, "kinds of device to tune for")] = ()
     project: Annotated[str, Key(text(), "what the experiment belongs to")] = ""
     inputs: Annotated[FrozenMap[InputSpec] | None, Key(INPUTS, "arguments of the workload's call")] = None
     vars: Annotated[FrozenMap[Value], Key(named(SCALAR, reserved=RESERVED), "named values for constraints")] = field(
@@ -105,6 +107,13 @@ class Experiment:
         return SpecError(message, file=self.lines.get(near, str(self.path)), key=key, hint=hint)
 
 
+NEEDED = ("problems", "devices")
+"""Keys that an experiment must have, unless recordings bring them along."""
+
+_OF_A_KERNEL = ("inputs", "checks", "export", "accept.atol", "accept.rtol", "accept.same_bits")
+"""Keys that mean nothing where there is no kernel to launch."""
+
+
 def _plain(value: Any, folder: Path) -> Any:
     if is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name), folder) for f in fields(value)}
@@ -127,12 +136,31 @@ def load_experiment(path: str | Path) -> Experiment:
     lines: dict[str, str] = {}
     _collect(root, lines)
     experiment = read_section(root, Experiment, path=path, lines=FrozenMap(lines))
+    _check_whole(experiment, root)
     devices = tuple(
         replace(device, landscape=path.parent / device.landscape) if device.landscape else device
         for device in experiment.devices
     )
     learn_from = tuple(path.parent / known for known in experiment.search.learn_from)
     return replace(experiment, devices=devices, search=replace(experiment.search, learn_from=learn_from))
+
+
+def _check_whole(experiment: Experiment, root: Node) -> None:
+    """Checks what one key says of another."""
+    if experiment.workload.landscapes:
+        for key in _OF_A_KERNEL:
+            if key in experiment.lines:
+                message = "a replayed landscape gives tables, never packs: there is no kernel to launch, check or ship"
+                raise experiment.error(key, message, "leave it out, or name the kernel as the workload")
+        return
+    for name in NEEDED:
+        if name not in root.items():
+            doc = keys_of(Experiment)[name][0].doc
+            raise SpecError("is missing", file=root.where, key=name, hint=f"give the {doc}")
+    for position, device in enumerate(experiment.devices):
+        if device.arch not in NOMINAL:
+            message = f"nothing can be compiled for {device.arch}, which is known of recordings only"
+            raise experiment.error(f"devices[{position}]", message, f"builds can be made for {', '.join(NOMINAL)}")
 
 
 def _collect(node: Node, lines: dict[str, str]) -> None:
@@ -142,18 +170,56 @@ def _collect(node: Node, lines: dict[str, str]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """A recorded space that is replayed.
+
+    Attributes:
+        file: where it lies.
+        landscape: what it holds; kernel and device are known.
+    """
+
+    file: Path
+    landscape: Landscape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
     """An experiment with what it names.
 
     Attributes:
         experiment: the file.
-        workload: imported, and completed by what the kernel's `@triton.autotune` declares.
+        found: its workload, imported, and completed by what the kernel's `@triton.autotune` declares; None where
+            there are recordings in place of a kernel.
         space: with each name known as a kernel parameter or a launch option.
+        recordings: in place of a kernel, one a device.
     """
 
     experiment: Experiment
-    workload: Workload
+    found: Workload | None
     space: SearchSpace
+    recordings: tuple[Recording, ...] = ()
+
+    @property
+    def workload(self) -> Workload:
+        """The workload.
+
+        Raises:
+            SpecError: there is none, but recordings.
+        """
+        if self.found is None:
+            message = "replays landscapes: there is no kernel to compile, launch or ship"
+            raise self.experiment.error("workload", message, "`tunefarm plan` and `sweep` take it; name a kernel here")
+        return self.found
+
+    @property
+    def name(self) -> str:
+        """Of the workload."""
+        return self.found.name if self.found is not None else self.kernel
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel, which need not be here."""
+        return self.found.signature.kernel if self.found is not None else self.recordings[0].landscape.kernel
 
 
 def resolve(experiment: Experiment, launch_options: Collection[str], triton_version: str) -> Resolved:
@@ -176,10 +242,10 @@ def resolve(experiment: Experiment, launch_options: Collection[str], triton_vers
         located = experiment.error(key, str(e.args[0]), e.hint)
         # An error inside the user's own module keeps the line of that module.
         raise located if not e.file else SpecError(str(e.args[0]), file=e.file, key=key, hint=e.hint) from None
-    _check_expressions(experiment, space)
+    check_expressions(experiment, space)
     _check_inputs(experiment, workload)
     _check_checks(experiment, workload)
-    return Resolved(experiment=experiment, workload=workload, space=space)
+    return Resolved(experiment=experiment, found=workload, space=space)
 
 
 def _space(experiment: Experiment, workload: Workload, options: Collection[str], toolchain: str) -> SearchSpace:
@@ -202,7 +268,12 @@ def _space(experiment: Experiment, workload: Workload, options: Collection[str],
     return replace(space, file=str(experiment.path))
 
 
-def _check_expressions(experiment: Experiment, space: SearchSpace) -> None:
+def check_expressions(experiment: Experiment, space: SearchSpace) -> None:
+    """Checks that no name means two things, and that constraints use known ones.
+
+    Raises:
+        SpecError: one does.
+    """
     variables = {name for problem in experiment.problems for name in problem.variables}
     sources = (("space", set(space.domain)), ("problems", variables), ("vars", set(experiment.vars)))
     for index, (where, names) in enumerate(sources):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunefarm.spec.experiment import Experiment
+from tunefarm.spec.experiment import NEEDED, Experiment
 from tunefarm.spec.grammar import section
+from tunefarm.spec.workload import REPLAYED_SCHEMA
 
 
 def experiment_schema() -> dict[str, Any]:
@@ -17,4 +18,7 @@ def experiment_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "tunefarm experiment",
         **section(Experiment).schema,
+        # Recordings bring their problems and devices along.
+        "if": {"properties": {"workload": REPLAYED_SCHEMA}},
+        "else": {"required": list(NEEDED)},
     }

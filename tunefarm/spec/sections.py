@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 from tunefarm.config import Value
-from tunefarm.device import NOMINAL
+from tunefarm.device import NOMINAL, RECORDED
 from tunefarm.errors import SpecError
 from tunefarm.frozen import FrozenMap
 from tunefarm.spec.constraint import FACTS, FUNCTIONS, Expression
@@ -105,7 +105,7 @@ class CheckSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
-    """One kind of device to tune for; its fields are described by their keys."""
+    """One kind of device to tune for; its fields are described by their keys. Of recordings it may also be a name."""
 
     arch: Annotated[str, Key(choice(*sorted(NOMINAL)), "compute capability, such as sm_90")]
     landscape: Annotated[Path | None, Key(PATH, "recorded measurements to replay, relative to this file")] = None
@@ -265,10 +265,15 @@ CHECKS: Kind[tuple[CheckSpec, ...]] = many(
 
 _DEVICE = section(DeviceSpec)
 _ARCH = choice(*sorted(NOMINAL))
+_REPLAYABLE = choice(*sorted({*NOMINAL, *RECORDED, *(device.arch for device in RECORDED.values())}))
+"""What may be named of recordings, too: archs and devices for which nothing is compiled."""
 
 
 def _read_device(node: Node) -> DeviceSpec:
-    return _DEVICE.read(node) if isinstance(node.value, FrozenMap) else DeviceSpec(arch=_ARCH.read(node))
+    if isinstance(node.value, FrozenMap):
+        return _DEVICE.read(node)
+    is_known = node.value in _REPLAYABLE.schema["enum"]
+    return DeviceSpec(arch=(_REPLAYABLE if is_known else _ARCH).read(node))
 
 
 def _read_devices(node: Node) -> tuple[DeviceSpec, ...]:
@@ -282,8 +287,11 @@ def _read_devices(node: Node) -> tuple[DeviceSpec, ...]:
 
 DEVICES: Kind[tuple[DeviceSpec, ...]] = Kind(
     read=_read_devices,
-    schema={"type": "array", "minItems": 1, "uniqueItems": True, "items": {"anyOf": [_ARCH.schema, _DEVICE.schema]}},
-)
+    schema={
+        "type": "array", "minItems": 1, "uniqueItems": True,
+        "items": {"anyOf": [_REPLAYABLE.schema, _DEVICE.schema]},
+    },
+)  # fmt: skip
 
 
 TIMER: Kind[str] = choice("cold", "hot", "graph")

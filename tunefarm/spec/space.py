@@ -79,11 +79,9 @@ class SearchSpace:
         """Every name that is tuned, with its values."""
         if not self.listed:
             return {param.name: param.values for param in self.params}
-        names = dict.fromkeys(name for config in self.listed for name in config.flat)
-        return {
-            name: tuple(dict.fromkeys(config.flat[name] for config in self.listed if name in config.flat))
-            for name in names
-        }
+        flats = [config.flat for config in self.listed]
+        names = dict.fromkeys(name for flat in flats for name in flat)
+        return {name: tuple(dict.fromkeys(flat[name] for flat in flats if name in flat)) for name in names}
 
     def points(self, variables: Mapping[str, Value], device: Device) -> Points:
         """The configs left for one problem on one device.

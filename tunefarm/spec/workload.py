@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
 from tunefarm.config import Config, Value
+from tunefarm.device import RECORDED
 from tunefarm.errors import SpecError
 from tunefarm.frozen import FrozenMap
 from tunefarm.source import source_hash
 from tunefarm.spec.autotuned import Autotuned, Signature, layers, read_autotuned, signature_of
 from tunefarm.spec.constraint import Expression
-from tunefarm.spec.grammar import SCALAR, Key, Kind, Node, many, named, nearest, number, section, text
+from tunefarm.spec.grammar import SCALAR, Key, Kind, Node, choice, many, named, nearest, number, section, text
 from tunefarm.spec.importing import import_object
 from tunefarm.spec.inputs import EXPRESSION, INPUTS, InputSpec
 
@@ -206,12 +207,27 @@ def _read_dot(node: Node) -> tuple[str, str, str]:
 _DOT = Kind(read=_read_dot, schema={**_GROUP.schema, "minItems": 3, "maxItems": 3})
 
 
+_PATH = text(means="a file, or a pattern of files such as recordings/*.json.gz,")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandscapeSpec:
+    """Recorded spaces to replay; its fields are described by their keys."""
+
+    file: Annotated[str, Key(_PATH, "a recording, or a pattern of several, relative to this file")]
+    kernel: Annotated[str, Key(text(), "the kernel recorded, where the recording does not name it")] = ""
+    device: Annotated[
+        str, Key(choice(*sorted(RECORDED)), "the device recorded, where the recording does not name it")
+    ] = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadRef:
     """How to get hold of a workload in any process: names only, so that it can be sent to workers.
 
     Attributes:
         object: names a Workload object; or empty, and call and kernel are given.
+        landscapes: what is known of a kernel that is not there; empty for one that is.
         folder: of the experiment file; relative paths start here.
         inputs: specs of the inputs, for a workload given by its parts.
     """
@@ -232,21 +248,65 @@ class WorkloadRef:
     dots: Annotated[tuple[tuple[str, str, str], ...], Key(many(_DOT), "M, N, K params of a tl.dot")] = ()
     default: Annotated[FrozenMap[Value] | None, Key(named(SCALAR, least=1), "the config used without tuning")] = None
     object: str = ""
+    landscapes: tuple[LandscapeSpec, ...] = ()
     folder: str = "."
     inputs: FrozenMap[InputSpec] | None = None
 
 
-_PARTS = section(WorkloadRef)
+LANDSCAPE = "landscape"
+"""Word of a workload without a kernel: `landscape:FILE`, or the key in its place."""
+
+_LANDSCAPE = section(LandscapeSpec)
+
+
+def _read_landscape(node: Node) -> LandscapeSpec:
+    return _LANDSCAPE.read(node) if isinstance(node.value, FrozenMap) else LandscapeSpec(file=_PATH.read(node))
+
+
+_LANDSCAPE_OR_PATH = Kind(read=_read_landscape, schema={"anyOf": [_PATH.schema, _LANDSCAPE.schema]})
+_LANDSCAPES = many(_LANDSCAPE_OR_PATH, least=1, unique=True)
+
+
+def _read_landscapes(node: Node) -> tuple[LandscapeSpec, ...]:
+    return _LANDSCAPES.read(node) if isinstance(node.value, tuple) else (_read_landscape(node),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Replayed:
+    landscape: Annotated[
+        tuple[LandscapeSpec, ...],
+        Key(
+            Kind(read=_read_landscapes, schema={"anyOf": [_LANDSCAPE_OR_PATH.schema, _LANDSCAPES.schema]}),
+            "recorded spaces of one kernel, one a device; in place of the kernel",
+        ),
+    ]
+    default: Annotated[FrozenMap[Value] | None, Key(named(SCALAR, least=1), "the config used without tuning")] = None
+
+
+_PARTS, _REPLAYED = section(WorkloadRef), section(_Replayed)
 
 
 def _read_ref(node: Node) -> WorkloadRef:
+    if isinstance(node.value, FrozenMap) and LANDSCAPE in node.value:
+        replayed = _REPLAYED.read(node)
+        return WorkloadRef(call="", kernel="", landscapes=replayed.landscape, default=replayed.default)
     if isinstance(node.value, FrozenMap):
         return _PARTS.read(node)
+    if isinstance(node.value, str) and node.value.startswith(f"{LANDSCAPE}:"):
+        file = node.value.removeprefix(f"{LANDSCAPE}:").strip()
+        if not file:
+            raise node.error("landscape: names no file", "write landscape:FILE, or a pattern of files")
+        return WorkloadRef(call="", kernel="", landscapes=(LandscapeSpec(file=file),))
     return WorkloadRef(call="", kernel="", object=_OBJECT.read(node))
 
 
-WORKLOAD: Kind[WorkloadRef] = Kind(read=_read_ref, schema={"anyOf": [_OBJECT.schema, _PARTS.schema]})
+WORKLOAD: Kind[WorkloadRef] = Kind(read=_read_ref, schema={"anyOf": [_OBJECT.schema, _PARTS.schema, _REPLAYED.schema]})
 """The `workload` of an experiment."""
+
+REPLAYED_SCHEMA = {
+    "anyOf": [{"type": "string", "pattern": f"^{LANDSCAPE}:"}, {"type": "object", "required": [LANDSCAPE]}]
+}
+"""JSON Schema of workloads without a kernel."""
 
 
 def load_workload(ref: WorkloadRef) -> Workload:
