@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+from tunefarm.bundle import Files, unpack
 from tunefarm.errors import InfrastructureError
 
 
@@ -32,6 +35,24 @@ def store_folder() -> Path:
         if _writable(folder / "builds"):
             return folder / "builds"
     raise InfrastructureError(f"cannot write to {wanted}", hint="set TUNEFARM_CACHE to a folder that can be written")
+
+
+def unpack_all(bundles: Sequence[Files]) -> str:
+    """A worker's job: makes the files of workloads importable in its process.
+
+    Args:
+        bundles: the files of each.
+
+    Returns:
+        What people should know of where they lie, or empty.
+
+    Raises:
+        InfrastructureError: there is no folder to unpack them in.
+    """
+    own = f"bundles-{os.getuid()}"  # what is imported is nobody else's, even if the cache is everybody's
+    folders = dict.fromkeys((cache_folder() / own, _fallback() / own))
+    notices = dict.fromkeys(unpack(files, list(folders)) for files in bundles)
+    return "; ".join(f"{socket.gethostname()}: {notice}" for notice in notices if notice)
 
 
 def _fallback() -> Path:

@@ -109,7 +109,7 @@ def take_orders(
     orders = []
     for file, spec, uri, storage in written.values():
         with about(file, files):
-            resolved = opening.import_experiment(spec)
+            resolved = opening.import_experiment(spec, ship=True)
             known = opening.read_known(resolved)  # what cannot be read is said before any work
         orders.append(
             Order(

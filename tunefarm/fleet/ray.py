@@ -20,7 +20,7 @@ from typing import Any
 from tunefarm.device import Device
 from tunefarm.errors import InfrastructureError, SpecError, WorkerLost
 from tunefarm.fleet.cpus import available_cpus
-from tunefarm.fleet.parcel import Reply, pack
+from tunefarm.fleet.parcel import Reply, pack, pack_spare
 from tunefarm.fleet.post import Post, close_all
 from tunefarm.fleet.process import LocalProcess
 from tunefarm.fleet.relay import Relay
@@ -153,6 +153,7 @@ class RayFleet:
         warm: per role, what is run on each worker as soon as it is there, and on a spare beside each measuring
             worker: what loads there need not be waited for later. It must not touch the GPU. On a cluster of others,
             whose GPUs are not held that early, the spare alone loads.
+        supply: gives a worker what a job raises `Lacking` for; it returns what people should know of that, or empty.
         num_measure: measuring workers; one per GPU, or one that replays, if left out.
         num_builders: build workers; one per CPU if left out.
         startup_s: how long a process may take to come up.
@@ -168,6 +169,7 @@ class RayFleet:
         *,
         probe: Callable[[], Device] | None = None,
         warm: Mapping[str, Callable[[], None]] | None = None,
+        supply: Callable[[], str] | None = None,
         num_measure: int | None = None,
         num_builders: int | None = None,
         startup_s: float = 120.0,
@@ -176,6 +178,8 @@ class RayFleet:
         self._posts: dict[str, Post] = {}
         self._startup_s = startup_s
         self._warm = warm or {}
+        self._supply = supply
+        self._packed = None if supply is None else pack(supply)
         self._owns_cluster = _connect(address, use_gpus=probe is not None)
         try:
             num_cpus, num_gpus = _capacity(startup_s)
@@ -218,7 +222,7 @@ class RayFleet:
     def _add(self, role: str, number: int, options: Mapping[str, Any]) -> None:
         worker = Worker(name=f"{role}-{number}", role=role, node=socket.gethostname() if self._owns_cluster else "")
         warm = self._warm.get(role)
-        spare = pack(warm) if warm is not None and role == "measure" else None
+        spare = pack_spare(self._supply, warm) if warm is not None and role == "measure" else None
         self._posts[worker.name] = self._post(worker.name, options, spare)
         self._workers.append(worker)
         if warm is not None and role == "build":
@@ -227,7 +231,7 @@ class RayFleet:
     def _post(self, name: str, options: Mapping[str, Any], spare: bytes | None = None) -> Post:
         # Ray's own rule on what a process without GPUs sees has changed between releases.
         environment = {} if options.get("num_gpus") else {"CUDA_VISIBLE_DEVICES": ""}
-        return Post(name, partial(RayProcess, name, options, environment, self._startup_s, spare))
+        return Post(name, partial(RayProcess, name, options, environment, self._startup_s, spare), self._packed)
 
     def _introduce(self, probe: Callable[[], Device]) -> None:
         """Learns where the measuring workers are and which GPU each holds."""
