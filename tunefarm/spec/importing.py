@@ -11,7 +11,7 @@ import re
 import socket
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -69,7 +69,9 @@ def enter(bundle: Bundle | None) -> None:
 def _lies_in(folder: Path, name: str, module: ModuleType) -> bool:
     if name.startswith(_PREFIX):  # a workload file: no two share a name
         return False
-    places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+    said = getattr(module, "__dict__", {})  # some modules answer to any attribute
+    around = said.get("__path__")  # all that a package without an `__init__.py` has
+    places = [said.get("__file__"), *(around if isinstance(around, Iterable) else ())]
     return any(str(place).startswith(f"{folder}{os.sep}") for place in places)
 
 
