@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from farm import KERNEL, write_experiment
+from farm import KERNEL, Warm, write_experiment, write_landscape
 
 from tunefarm.bundle import Bundle
 from tunefarm.cli.opening import open_experiment
@@ -92,7 +92,9 @@ def test_the_surroundings_do_not_matter(tmp_path: Path) -> None:
         source_hash(open_experiment(path, ship=ship).workload.kernel) for path in (here, there) for ship in (0, 1)
     }
     assert len(hashes) == 1
-    assert bundled(load_experiment(here)).digest == load_experiment(here).digest
+    listing = write_experiment(tmp_path / "listing", files=["kernels.py"])
+    experiments = [load_experiment(here), bundled(load_experiment(here)), load_experiment(listing)]
+    assert len({experiment.digest for experiment in experiments}) == 1  # a ledger begun before goes on
 
 
 def sparse(path: Path, size: int) -> None:
@@ -151,3 +153,18 @@ def test_what_cannot_be_imported_or_is_installed_is_nobody_s_luggage(tmp_path: P
 
 def test_a_module_that_is_no_python_is_left_to_who_imports_it(tmp_path: Path) -> None:
     assert names(write_experiment(tmp_path, "def (\n")) == ["kernels.py"]
+
+
+@pytest.mark.parametrize("words", [("plan", "experiment.yaml"), ("sweep", "experiment.yaml", "--tracking", "none")])
+def test_what_is_too_large_is_said_before_anything_starts(
+    words: tuple[str, ...], tmp_path: Path, store: Path, warm: Warm
+) -> None:
+    """TF-097."""
+    path = write_experiment(tmp_path, files=["data.bin"])
+    write_landscape(path)
+    sparse(tmp_path / "data.bin", 100 << 20)
+    done = warm(*words, folder=tmp_path, store=store)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "experiment.yaml:1: files: the workload's files hold 100.0 MiB, more than the 20 MiB" in line
+    assert not (tmp_path / "sweeps").exists()
