@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +18,13 @@ import pytest
 import test_fleet
 from farm import GPU, KERNEL, check_ledger, play, write_experiment, write_landscape
 
+from tunefarm.bench.faults import obituary
 from tunefarm.bench.preload import load_builder
 from tunefarm.bench.store import BuildStore
 from tunefarm.bench.worker import build
 from tunefarm.builds import BuildBoard
 from tunefarm.cli.opening import open_experiment, supply_of
-from tunefarm.errors import InfrastructureError, SpecError
+from tunefarm.errors import InfrastructureError, SpecError, WorkerLost
 from tunefarm.fleet.inline import InlineFleet
 from tunefarm.fleet.ray import RayFleet
 from tunefarm.plan import Target, plan
@@ -47,6 +49,11 @@ def told():
 
 def broken():
     raise RuntimeError("on purpose")
+
+
+def die():
+    import os
+    os.abort()
 """
 
 WRAPPED = "import helper\nfrom pathlib import Path\n" + KERNEL.replace('"MARK": 0', "").replace(
@@ -94,10 +101,16 @@ def look(ref: WorkloadRef) -> tuple[Any, ...]:
     return (*module.told(), source_hash(workload.kernel), module.__file__, module.__name__, os.getpid())
 
 
-def fall(ref: WorkloadRef) -> None:
+def fall(ref: WorkloadRef, how: str = "broken") -> None:
     module = inspect.getmodule(load_workload(ref).call)
     assert module is not None
-    module.broken()
+    getattr(module, how)()
+
+
+def line_of(ref: WorkloadRef, word: str) -> int:
+    """Of a word in its file."""
+    lines = Path(ref.folder, "kernels.py").read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if word in line)
 
 
 def run(fleet: Fleet, job: Callable[[], Any], where: str = "build-0") -> Any:
@@ -206,9 +219,13 @@ def test_errors_name_the_file_that_the_user_knows(tmp_path: Path) -> None:
             run(fleet, partial(fall, ref))
         with pytest.raises(SpecError, match=f"^{tmp_path}/w/kernels.py:2: cannot be imported on worker node"):
             run(fleet, partial(look, wrong))
+        with pytest.raises(WorkerLost, match="SIGABRT") as lost:
+            run(fleet, partial(fall, ref, "die"))
     finally:
         fleet.close()
     (note,) = caught.value.__notes__
+    assert re.search(rf'File "{tmp_path}/e/kernels.py", line \d+ in die', lost.value.words)
+    assert obituary(lost.value, "build", 1.0).message.endswith(f"({tmp_path}/e/kernels.py:{line_of(ref, 'abort')})")
     assert f'File "{tmp_path}/e/kernels.py", line ' in note
     assert "bundles" not in note
 

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -130,9 +131,16 @@ def unpack(files: Files, folders: Sequence[Path]) -> str:
 
 
 def said(text: str) -> str:
-    """A text in which unpacked files have the names under which people know them."""
+    """A text in which unpacked files have the names under which people know them.
+
+    The process that has unpacked them knows the folder; the driver, who hears the last words of one that died, knows
+    the digest at its end.
+    """
     for folder, origin in _origins.items():
         text = text.replace(folder, origin)
+    for digest, root in _gathered:
+        if digest in text:
+            text = re.sub(rf"/[^\s\"']*/{digest}(?=/)", root.replace("\\", r"\\"), text)
     return text
 
 

@@ -94,7 +94,7 @@ def perform(payload: bytes) -> Reply:
         return replace(_failure(error), lacks=True)
     except Exception as error:
         error.add_note("In the worker:\n" + said(traceback.format_exc().rstrip()))
-        _say_as_known(error)
+        say_as_known(error)
         # Whatever is wrong with the machine may be wrong with this process alone.
         return _failure(error, retire=isinstance(error, InfrastructureError))
     retire = isinstance(value, Retire)
@@ -116,12 +116,15 @@ def open_reply(reply: Reply) -> tuple[Any, Exception | None]:
     return (None, value) if reply.failed else (value, None)
 
 
-def _say_as_known(error: Exception) -> None:
+def say_as_known(error: Exception) -> None:
+    """Gives unpacked files in what an error says the names under which people know them."""
     error.args = tuple(said(word) if isinstance(word, str) else word for word in error.args)
     if isinstance(error, TunefarmError):
         error.hint = said(error.hint)
     if isinstance(error, UserError):
         error.file = said(error.file)
+    if isinstance(error, WorkerLost):
+        error.words = said(error.words)
 
 
 def _failure(error: Exception, retire: bool = False) -> Reply:

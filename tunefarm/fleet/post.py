@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from tunefarm.errors import InfrastructureError, WorkerLost
-from tunefarm.fleet.parcel import Reply, open_reply, pack
+from tunefarm.fleet.parcel import Reply, open_reply, pack, say_as_known
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +140,8 @@ class Post:
         """Replaces the process where it must be, then answers. From here on the job cannot be cancelled."""
         with self._lock:
             self._running = None
+        if isinstance(answer, InfrastructureError):
+            say_as_known(answer)
         wanted = future.set_running_or_notify_cancel()
         if not wanted or isinstance(answer, InfrastructureError) or answer.retire:
             self._discard()
