@@ -31,6 +31,7 @@ from tunefarm.record.tracking import NullTracker
 from tunefarm.schedule.events import Budget
 from tunefarm.seams import Clock, Fleet, Inbox
 from tunefarm.source import source_hash
+from tunefarm.spec.experiment import Resolved
 from tunefarm.study import StudyResult
 from tunefarm.sweep import Sweep, run_through
 from tunefarm.trial import FINAL, Failure, Outcome
@@ -313,10 +314,10 @@ class Played:
 def play(
     experiment: Path, fleet: Fleet, store: Path, *, ledger: Path | None = None, act: Callable[[], None] = lambda: None,
     budget: Budget | None = None, incumbents: dict[str, Config] | None = None, targets: Sequence[Target] = (),
-    clock: Clock | None = None, inbox: Inbox | None = None,
+    clock: Clock | None = None, inbox: Inbox | None = None, resolved: Resolved | None = None,
 ) -> Played:  # fmt: skip
     """Sweeps an experiment on a fleet that is there already; export and tracking apart, as the command does."""
-    resolved = open_experiment(experiment)
+    resolved = resolved or open_experiment(experiment)
     planned = plan(resolved, targets or choose_targets(resolved.experiment, []))
     written = open_ledger(ledger or experiment.with_name("ledger.jsonl"), {"experiment": resolved.experiment.name})
     board = BuildBoard(resolved, BuildStore(store / "builds"))

@@ -6,6 +6,7 @@ from __future__ import annotations
 # (third-party packages) that it may import; with a star, at module level.
 HOUSE = """
     errors
+    bundle
     will
     address                 sqlalchemy
     frozen
@@ -43,6 +44,7 @@ HOUSE = """
     spec.tree               yaml*
     spec.experiment
     spec.recorded
+    spec.bundling
     spec.schema
 
     bench

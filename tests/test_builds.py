@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -139,3 +141,38 @@ def test_patience_follows_the_builds_of_the_sweep_and_travels_late(
         artifact = Artifact(binary="", cubin=b"", metadata="{}", specialization="")
         board.put(f"{seconds}", Built(config=CONFIG, build=made, artifact=artifact))
         assert sent() == patience_s
+
+
+def test_a_store_that_is_full_costs_the_next_sweep_and_not_this_one(
+    resolved: Resolved, planned: list[PlannedStudy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TF-087, TF-083: it is said once, the builds at hand are used, and what lies there stays whole."""
+
+    def refuse(path: Path, target: Path) -> Path:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    board = BuildBoard(resolved, BuildStore(tmp_path / "builds"))
+    slots = [board.slot(study.call, CONFIG) for study in planned[:2]]
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", refuse)
+        for slot in slots:
+            (built,) = build(slot.request)
+            board.put(slot.key, built)
+    assert board.notices == [f"not all builds are kept in {tmp_path}/builds: No space left on device"]
+    assert all(board.find(slot, CONFIG) is not None for slot in slots)
+    assert [path for path in (tmp_path / "builds").rglob("*") if path.is_file()] == []
+    later = BuildBoard(resolved, BuildStore(tmp_path / "builds"))
+    assert later.find(later.slot(planned[0].call, CONFIG), CONFIG) is None
+
+
+def test_a_store_that_cannot_even_be_read_has_nothing(
+    resolved: Resolved, planned: list[PlannedStudy], tmp_path: Path
+) -> None:
+    """TF-085."""
+    (tmp_path / "file").write_text("")
+    board = BuildBoard(resolved, BuildStore(tmp_path / "file" / "builds"))
+    slot = board.slot(planned[0].call, CONFIG)
+    assert board.find(slot, CONFIG) is None
+    (built,) = build(slot.request)
+    board.put(slot.key, built)
+    assert len(board.notices) == 1

@@ -53,6 +53,8 @@ def command(
     monkeypatch.setenv("TUNEFARM_CACHE", str(store))
     monkeypatch.setattr(opening, "has_gpu", lambda: True)
     monkeypatch.setattr(opening, "open_fleet", lambda *_, **__: Kept(own, answer))
+    # The fleet is older than the experiments, so it has no supply of their files; its workers see them where they lie.
+    monkeypatch.setattr(opening, "bundled", lambda experiment: experiment)
 
     def run(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", ["tunefarm", *arguments])

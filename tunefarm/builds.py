@@ -85,6 +85,8 @@ class BuildBoard:
         self.build_s = 0.0
         self.num_from_store = 0
         self._slowest_s = 0.0
+        self.notices: list[str] = []
+        """What people should know: builds that could not be kept."""
 
     @property
     def patience_s(self) -> float:
@@ -174,8 +176,17 @@ class BuildBoard:
             self._known[key] = built.build, built.artifact
             self.build_s += built.build.build_s
             self._slowest_s = max(self._slowest_s, built.build.build_s)
-            self._store.put(key, built.build, built.artifact)
+            self._keep(key, built.build, built.artifact)
         else:
             assert built.failure is not None
             self._known[key] = built.outcome, built.failure
         self.num_compiled += 1
+
+    def _keep(self, key: str, build: Build, artifact: Artifact) -> None:
+        """Keeps it for later sweeps; this one goes on without, as it has it in memory."""
+        try:
+            self._store.put(key, build, artifact)
+        except OSError as e:
+            notice = f"not all builds are kept in {self._store.folder}: {e.strerror or e}"
+            if notice not in self.notices:
+                self.notices.append(notice)

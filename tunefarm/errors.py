@@ -10,6 +10,7 @@
     │   └── MissError         strict lookup found no row for a kernel's call
     └── InfrastructureError   a machine, a process or a service; retried elsewhere            exit code 3
         ├── WorkerLost        a worker died with work in hand
+        ├── Lacking           a process has not what its job needs, and whoever sent the job has it
         └── Fenced            another driver has taken over this ledger
 
 A candidate that fails is none of these: it is data, a `Failure` inside a `Trial`.
@@ -118,6 +119,10 @@ class WorkerLost(InfrastructureError):
         self.death = death
         self.words = words
         self.will = will
+
+
+class Lacking(InfrastructureError):
+    """A process has not been sent what its job needs: the fleet's supply is done there first, then the job again."""
 
 
 class Fenced(InfrastructureError):

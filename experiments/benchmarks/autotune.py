@@ -167,7 +167,7 @@ def retime_winners(experiment: Path, pack_path: Path, kept: Sequence[Mapping[str
 
     resolved = resolve(load_experiment(experiment), launch_options(), triton_version())
     pack = load_pack(pack_path)
-    with gpu_fleet(FleetKind.INLINE, None, builders=1, ref=resolved.experiment.ref) as fleet:
+    with gpu_fleet(FleetKind.INLINE, None, builders=1, refs=[resolved.experiment.ref]) as fleet:
         for study in plan_live(resolved, fleet):
             row = row_of(pack, resolved.workload.signature.kernel, study.study)
             if row is None:

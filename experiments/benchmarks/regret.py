@@ -30,7 +30,7 @@ def main() -> None:
     arguments = parser.parse_args()
     resolved = resolve(load_experiment(arguments.experiment), launch_options(), triton_version())
     recorded, pack = landscapes.load(arguments.landscape), load_pack(arguments.pack)
-    with gpu_fleet(FleetKind.INLINE, None, builders=1, ref=resolved.experiment.ref) as fleet:
+    with gpu_fleet(FleetKind.INLINE, None, builders=1, refs=[resolved.experiment.ref]) as fleet:
         studies = plan_live(resolved, fleet)
         print(f"{studies[0].study.device.name}, interleaved, {NUM_SAMPLES} samples each, cold L2")
         print(f"{'study':34s} {'winner':>10s} {'exhaustive':>10s} {'ratio':>7s}  winner's config / exhaustive best")

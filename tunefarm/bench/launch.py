@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tunefarm.bundle import said
 from tunefarm.config import Config, Value
 from tunefarm.document import digest
 from tunefarm.errors import SpecError
@@ -287,4 +288,4 @@ def users_line(error: BaseException, *, or_any: bool = False) -> str:
               for frame, line in traceback.walk_tb(error.__traceback__)]  # fmt: skip
     users = [frame for frame in frames if frame[0].split(".")[0] not in ("torch", "triton", "tunefarm")]
     users = users or (frames if or_any else [])
-    return f" ({users[-1][1]}:{users[-1][2]})" if users else ""
+    return said(f" ({users[-1][1]}:{users[-1][2]})") if users else ""

@@ -28,9 +28,9 @@ class BuildStore:
     def get(self, key: str) -> tuple[Build, Artifact] | None:
         """The build kept under a key, or None. A damaged entry counts as none: it is built again."""
         path = self._entry(key)
-        if not path.exists():
-            return None
         try:
+            if not path.exists():
+                return None
             data = parse_json(read_text(path), where=str(path))
             build = build_from_json(data["build"])
             cubin = read_bytes(self._cubin(build.binary))
@@ -43,12 +43,16 @@ class BuildStore:
                 binary=build.binary, cubin=cubin, metadata=json.dumps(data["metadata"]),
                 specialization=data["specialization"],
             )  # fmt: skip
-        except (DocumentError, KeyError, TypeError, ValueError):
+        except (DocumentError, KeyError, OSError, TypeError, ValueError):
             return None
         return build, artifact
 
     def put(self, key: str, build: Build, artifact: Artifact) -> None:
-        """Keeps a build; equal binaries are kept once, damaged ones replaced."""
+        """Keeps a build; equal binaries are kept once, damaged ones replaced.
+
+        Raises:
+            OSError: it cannot be written; what was kept stays as it was.
+        """
         cubin = self._cubin(artifact.binary)
         try:
             kept = read_bytes(cubin) == artifact.cubin

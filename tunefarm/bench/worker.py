@@ -32,6 +32,7 @@ from tunefarm.frozen import FrozenMap
 from tunefarm.landscape_reader import load_cached
 from tunefarm.seams import Retire
 from tunefarm.source import source_hash
+from tunefarm.spec.importing import enter
 from tunefarm.spec.workload import WorkloadRef, load_workload
 from tunefarm.trial import PREPARE, Build, Failure, Outcome
 from tunefarm.will import leave
@@ -114,6 +115,7 @@ def build(request: BuildRequest) -> tuple[Built, ...]:
 
     Raises:
         UserError: the workload cannot be imported or its call cannot be followed.
+        Lacking: its files have not been sent here.
     """
     _step_back()
     workload = load_workload(request.ref)
@@ -203,11 +205,14 @@ def measure(question: Question) -> Answers | Retire:
 
     Raises:
         UserError: the workload or the landscape cannot serve the problem.
+        Lacking: the workload's files have not been sent here.
     """
     global _worn
     if question.fresh and _worn:
         return Retire(again=True)
     _worn = _worn or not question.fresh
+    if not question.landscape:
+        enter(question.ref.bundle)
     result, is_lost = _sit(question)
     disturbed = {answer.number for answer in result.answers if _disturbance(answer)}
     if disturbed and not is_lost:

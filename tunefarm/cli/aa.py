@@ -41,8 +41,8 @@ def aa(
     from tunefarm.noise import Noise, measure_noise
 
     opening.check_fleet(fleet, address)
-    resolved = opening.open_experiment(experiment)
-    with opening.gpu_fleet(fleet, address, builders=None, ref=resolved.experiment.ref) as workers:
+    resolved = opening.open_experiment(experiment, ship=True)
+    with opening.gpu_fleet(fleet, address, builders=None, refs=[resolved.experiment.ref]) as workers:
         planned = opening.plan_live(resolved, workers)[:problems]
         board = BuildBoard(resolved, BuildStore(store_folder()))
         dispatch = Dispatch(workers)

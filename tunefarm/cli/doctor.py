@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tunefarm.cli.folders import cache_folder
+from tunefarm.cli.folders import MIN_FREE_BYTES, cache_folder
 from tunefarm.config import counted
 from tunefarm.fleet.cpus import available_cpus
 
@@ -30,7 +30,6 @@ PACKAGES = {
 
 CLIENT = ("pyyaml", "rich", "typer", "mlflow")
 ARCHS = {"sm_80": 80, "sm_90": 90}
-MIN_FREE_BYTES = 1 << 30
 KERNEL = """
 import triton
 import triton.language as tl

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
+import socket
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+from tunefarm.bundle import Files, unpack
 from tunefarm.errors import InfrastructureError
+
+logger = logging.getLogger(__name__)
+
+MIN_FREE_BYTES = 1 << 30
+"""What a sweep should find free: it keeps builds and records."""
 
 
 def cache_folder() -> Path:
@@ -23,6 +33,8 @@ def cache_folder() -> Path:
 def store_folder() -> Path:
     """Where builds are kept: in the cache folder, or in the temporary one where that cannot be written.
 
+    What people should know of it is said: that it is the temporary one, that its disk is nearly full.
+
     Raises:
         InfrastructureError: neither can be written, or the user's own choice cannot.
     """
@@ -30,8 +42,33 @@ def store_folder() -> Path:
     named = "TUNEFARM_CACHE" in os.environ
     for folder in [wanted] if named else [wanted, _fallback()]:
         if _writable(folder / "builds"):
+            if folder != wanted:
+                logger.warning(
+                    "cannot write to %s: builds are kept in %s; TUNEFARM_CACHE may name another", wanted, folder
+                )
+            free_bytes = shutil.disk_usage(folder).free
+            if free_bytes < MIN_FREE_BYTES:
+                logger.warning("%s has only %.1f GiB free: builds may not be kept", folder, free_bytes / (1 << 30))
             return folder / "builds"
     raise InfrastructureError(f"cannot write to {wanted}", hint="set TUNEFARM_CACHE to a folder that can be written")
+
+
+def unpack_all(bundles: Sequence[Files]) -> str:
+    """A worker's job: makes the files of workloads importable in its process.
+
+    Args:
+        bundles: the files of each.
+
+    Returns:
+        What people should know of where they lie, or empty.
+
+    Raises:
+        InfrastructureError: there is no folder to unpack them in.
+    """
+    own = f"bundles-{os.getuid()}"  # what is imported is nobody else's, even if the cache is everybody's
+    folders = dict.fromkeys((cache_folder() / own, _fallback() / own))
+    notices = dict.fromkeys(unpack(files, list(folders)) for files in bundles)
+    return "; ".join(f"{socket.gethostname()}: {notice}" for notice in notices if notice)
 
 
 def _fallback() -> Path:

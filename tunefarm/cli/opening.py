@@ -8,7 +8,7 @@ import importlib.util
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +17,11 @@ from tunefarm.address import public
 from tunefarm.bench.build import launch_options, triton_version
 from tunefarm.bench.preload import load_builder, load_meter
 from tunefarm.bench.worker import probe
+from tunefarm.cli.folders import unpack_all
 from tunefarm.device import Device
 from tunefarm.errors import InfrastructureError, SpecError, UserError
 from tunefarm.seams import Fleet
+from tunefarm.spec.bundling import bundled
 from tunefarm.spec.experiment import Experiment, Resolved, load_experiment, resolve
 from tunefarm.spec.recorded import resolve_recorded
 from tunefarm.spec.workload import WorkloadRef
@@ -44,17 +46,21 @@ class MeterKind(enum.StrEnum):
     REPLAY = "replay"
 
 
-def open_experiment(path: Path) -> Resolved:
-    """Reads an experiment and imports what it names.
+def open_experiment(path: Path, *, ship: bool = False) -> Resolved:
+    """Reads an experiment and imports what it names; see `import_experiment`.
 
     Raises:
         UserError: something in it makes no sense; nothing was touched then.
     """
-    return import_experiment(load_experiment(path))
+    return import_experiment(load_experiment(path), ship=ship)
 
 
-def import_experiment(experiment: Experiment) -> Resolved:
+def import_experiment(experiment: Experiment, *, ship: bool = False) -> Resolved:
     """Imports what an experiment names, or reads the recordings that it replays.
+
+    Args:
+        experiment: as it was read.
+        ship: gather its workload's files, for a fleet opened with its `ref`; else workers must see this machine's.
 
     Raises:
         UserError: it cannot be, or does not fit together.
@@ -68,7 +74,7 @@ def import_experiment(experiment: Experiment) -> Resolved:
         raise experiment.error("search.sampler", message, "pip install 'tunefarm[farm]'")
     if experiment.workload.landscapes:
         return resolve_recorded(experiment)
-    return resolve(experiment, launch_options(), triton_version())
+    return resolve(bundled(experiment) if ship else experiment, launch_options(), triton_version())
 
 
 def _require_compiler() -> None:
@@ -121,19 +127,26 @@ def open_fleet(
     Raises:
         InfrastructureError: it cannot be started.
     """
+    supply = supply_of(refs)
     warm = {"build": partial(load_builder, *refs), "measure": partial(load_meter, *refs)}
     if kind is FleetKind.RAY:
         from tunefarm.fleet.ray import RayFleet
 
         if not use_gpu:
-            return RayFleet(address, replayed=replayed, num_builders=builders)
-        return RayFleet(address, probe=probe, warm=warm, num_builders=builders)
+            return RayFleet(address, replayed=replayed, num_builders=builders, supply=supply)
+        return RayFleet(address, probe=probe, warm=warm, supply=supply, num_builders=builders)
     from tunefarm.fleet.inline import InlineFleet
 
     if not use_gpu:
-        return InlineFleet([None], num_builders=builders)
+        return InlineFleet([None], num_builders=builders, supply=supply)
     visible = _visible()
-    return InlineFleet(_probe(visible), visible=visible, num_builders=builders, warm=warm)
+    return InlineFleet(_probe(visible), visible=visible, num_builders=builders, warm=warm, supply=supply)
+
+
+def supply_of(refs: Iterable[WorkloadRef]) -> Callable[[], str] | None:
+    """What a fleet gives to workers that lack the files of workloads; None where there are none to give."""
+    bundles = dict.fromkeys(ref.bundle for ref in refs if ref.bundle is not None)
+    return partial(unpack_all, [bundle.files for bundle in bundles]) if bundles else None
 
 
 def _visible() -> list[str]:
@@ -189,7 +202,7 @@ def await_devices(fleet: Fleet, experiments: Iterable[Experiment], patience_s: f
 
 @contextlib.contextmanager
 def gpu_fleet(
-    kind: FleetKind, address: str | None, *, builders: int | None, ref: WorkloadRef | None = None
+    kind: FleetKind, address: str | None, *, builders: int | None, refs: Sequence[WorkloadRef] = ()
 ) -> Iterator[Fleet]:
     """A fleet whose measuring workers hold GPUs, closed in the end.
 
@@ -199,7 +212,7 @@ def gpu_fleet(
     """
     if not has_gpu() and not address:
         raise UserError("this measures on a GPU, and this machine has none", hint="see `tunefarm doctor`")
-    workers = open_fleet(kind, address, use_gpu=True, builders=builders, refs=[ref] if ref else ())
+    workers = open_fleet(kind, address, use_gpu=True, builders=builders, refs=refs)
     try:
         yield workers
     finally:
@@ -208,7 +221,7 @@ def gpu_fleet(
 
 @contextlib.contextmanager
 def meter_fleet(
-    meter: MeterKind, kind: FleetKind, address: str | None, *, builders: int | None, ref: WorkloadRef | None = None
+    meter: MeterKind, kind: FleetKind, address: str | None, *, builders: int | None, refs: Sequence[WorkloadRef] = ()
 ) -> Iterator[Fleet]:
     """A fleet that measures as wanted, closed in the end.
 
@@ -217,10 +230,10 @@ def meter_fleet(
         InfrastructureError: it cannot be started.
     """
     if meter is MeterKind.GPU or (meter is MeterKind.AUTO and (bool(address) or has_gpu())):
-        with gpu_fleet(kind, address, builders=builders, ref=ref) as workers:
+        with gpu_fleet(kind, address, builders=builders, refs=refs) as workers:
             yield workers
         return
-    workers = open_fleet(kind, address, use_gpu=False, builders=builders)
+    workers = open_fleet(kind, address, use_gpu=False, builders=builders, refs=refs)
     try:
         yield workers
     finally:

@@ -110,7 +110,7 @@ def take_orders(
     for file, spec, uri, storage in written.values():
         with about(file, files):
             _check_replayed(spec, meter, out)
-            resolved = opening.import_experiment(spec)
+            resolved = opening.import_experiment(spec, ship=True)
             known = opening.read_known(resolved)  # what cannot be read is said before any work
         orders.append(
             Order(

@@ -85,9 +85,10 @@ def perform(
 
     pack = load_pack(file)
     opening.check_fleet(fleet, address)
-    resolved = [opening.open_experiment(path) for path in experiments]
+    resolved = [opening.open_experiment(path, ship=True) for path in experiments]
     require_kernels(pack, [each.workload.signature.kernel for each in resolved], file)
-    with opening.meter_fleet(meter, fleet, address, builders=None, ref=resolved[0].experiment.ref) as workers:
+    refs = [each.experiment.ref for each in resolved]
+    with opening.meter_fleet(meter, fleet, address, builders=None, refs=refs) as workers:
         live, dispatch = opening.live_devices(workers), Dispatch(workers)
         with Progress(quiet=quiet) as progress:
             store = BuildStore(store_folder())

@@ -92,7 +92,7 @@ def _renew(
     from tunefarm.renewal import Means, renew
 
     opening.check_fleet(fleet, address)
-    resolved = [opening.open_experiment(path) for path in experiments]
+    resolved = [opening.open_experiment(path, ship=True) for path in experiments]
     require_kernels(pack, [each.workload.signature.kernel for each in resolved], file)
     stories = _stories(sweep, resolved)
     use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())

@@ -47,7 +47,7 @@ def plan(
 def _document(file: Path) -> dict[str, Any]:
     from tunefarm.cli import opening
 
-    resolved = opening.open_experiment(file)
+    resolved = opening.open_experiment(file, ship=True)
     opening.optuna_storage(None, resolved.experiment)
     studies = opening.plan_targets(resolved, [])
     opening.read_known(resolved)  # a sweep would refuse what cannot be read

@@ -37,12 +37,12 @@ def record(
     from tunefarm.recording import record as make_recording
 
     opening.check_fleet(fleet, address)
-    resolved = opening.open_experiment(experiment)
+    resolved = opening.open_experiment(experiment, ship=True)
     if not out.name.endswith(".json.gz"):
         raise UserError("a landscape is gzipped JSON", file=str(out), hint="name it *.json.gz")
     opening.check_output(out)
     began = time.monotonic()
-    with opening.gpu_fleet(fleet, address, builders=builders, ref=resolved.experiment.ref) as workers:
+    with opening.gpu_fleet(fleet, address, builders=builders, refs=[resolved.experiment.ref]) as workers:
         planned = opening.plan_live(resolved, workers)
         board = BuildBoard(resolved, BuildStore(store_folder()))
         keys = {board.slot(study.call, config).key for study in planned for config in study.candidates}

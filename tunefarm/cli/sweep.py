@@ -265,7 +265,7 @@ def _export(entrants: dict[int, _Entrant], endings: Sequence[Ending]) -> tuple[d
 
 def _facts(sweeps: Sequence[Sweep], dispatches: Sequence[Dispatch], board: BuildBoard) -> dict[str, Any]:
     startup_s = sum(contest.tally.startup_s for sweep in sweeps for contest in sweep.contests)
-    notices = [notice for dispatch in dispatches for notice in dispatch.notices]
+    notices = [*board.notices, *(notice for dispatch in dispatches for notice in dispatch.notices)]
     notices += [notice for sweep in sweeps for notice in sweep.notices]
     return {
         "compiled": board.num_compiled, "from_store": board.num_from_store,

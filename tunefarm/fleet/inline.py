@@ -10,7 +10,7 @@ from typing import Any
 
 from tunefarm.device import Device
 from tunefarm.fleet.cpus import available_cpus
-from tunefarm.fleet.parcel import pack
+from tunefarm.fleet.parcel import pack, pack_spare
 from tunefarm.fleet.post import Post, close_all
 from tunefarm.fleet.process import LocalProcess
 from tunefarm.fleet.relay import Relay
@@ -30,6 +30,7 @@ class InlineFleet:
         num_builders: build workers; as many as there are CPUs to use if left out.
         warm: per role, what is run on each worker as soon as it is there, and on a spare beside each measuring
             worker: what loads there need not be waited for later.
+        supply: gives a worker what a job raises `Lacking` for; it returns what people should know of that, or empty.
     """
 
     def __init__(
@@ -39,8 +40,11 @@ class InlineFleet:
         visible: Sequence[str] | None = None,
         num_builders: int | None = None,
         warm: Mapping[str, Callable[[], None]] | None = None,
+        supply: Callable[[], str] | None = None,
     ) -> None:
         self._warm = warm or {}
+        self._supply = supply
+        self._packed = None if supply is None else pack(supply)
         gpus = iter(visible if visible is not None else map(str, range(len(devices))))
         node = socket.gethostname()
         self._workers: list[Worker] = []
@@ -54,9 +58,9 @@ class InlineFleet:
     def _add(self, worker: Worker, gpu: str) -> None:
         start = partial(LocalProcess, worker.name, {"CUDA_VISIBLE_DEVICES": gpu})
         warm = self._warm.get(worker.role)
-        spare = pack(warm) if warm is not None and worker.role == "measure" else None
+        spare = pack_spare(self._supply, warm) if warm is not None and worker.role == "measure" else None
         self._workers.append(worker)
-        self._posts[worker.name] = Post(worker.name, partial(Relay, start, spare))
+        self._posts[worker.name] = Post(worker.name, partial(Relay, start, spare), self._packed)
         if warm is not None:
             self.submit(warm, worker.name)
 

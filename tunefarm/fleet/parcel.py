@@ -5,10 +5,12 @@ from __future__ import annotations
 import pickle
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from tunefarm.errors import InfrastructureError, WorkerLost
+from tunefarm.bundle import said
+from tunefarm.errors import InfrastructureError, Lacking, TunefarmError, UserError, WorkerLost
 from tunefarm.seams import Retire
 from tunefarm.will import Will
 
@@ -22,12 +24,14 @@ class Reply:
         failed: it raised.
         retire: the process is not to be used again.
         again: the job is to be done in a fresh process.
+        lacks: the job needs what its process has not been sent.
     """
 
     payload: bytes
     failed: bool = False
     retire: bool = False
     again: bool = False
+    lacks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,16 @@ def pack(job: Callable[[], Any]) -> bytes:
         ) from error
 
 
+def pack_spare(supply: Callable[[], Any] | None, job: Callable[[], Any]) -> bytes:
+    """What a spare process does, which nobody watches: the supply it may need, then the job."""
+    return pack(job if supply is None else partial(_in_turn, supply, job))
+
+
+def _in_turn(*jobs: Callable[[], Any]) -> None:
+    for job in jobs:
+        job()
+
+
 def perform(payload: bytes) -> Reply:
     """Does a packed job here. Whatever it raises, short of ending the process, is in the reply."""
     try:
@@ -76,8 +90,11 @@ def perform(payload: bytes) -> Reply:
         return _failure(InfrastructureError(f"a worker cannot load its job: {type(error).__name__}: {error}"))
     try:
         value = job()
+    except Lacking as error:
+        return replace(_failure(error), lacks=True)
     except Exception as error:
-        error.add_note("In the worker:\n" + traceback.format_exc().rstrip())
+        error.add_note("In the worker:\n" + said(traceback.format_exc().rstrip()))
+        say_as_known(error)
         # Whatever is wrong with the machine may be wrong with this process alone.
         return _failure(error, retire=isinstance(error, InfrastructureError))
     retire = isinstance(value, Retire)
@@ -97,6 +114,17 @@ def open_reply(reply: Reply) -> tuple[Any, Exception | None]:
     except Exception as error:
         return None, InfrastructureError(f"what a job brought back cannot be read: {type(error).__name__}: {error}")
     return (None, value) if reply.failed else (value, None)
+
+
+def say_as_known(error: Exception) -> None:
+    """Gives unpacked files in what an error says the names under which people know them."""
+    error.args = tuple(said(word) if isinstance(word, str) else word for word in error.args)
+    if isinstance(error, TunefarmError):
+        error.hint = said(error.hint)
+    if isinstance(error, UserError):
+        error.file = said(error.file)
+    if isinstance(error, WorkerLost):
+        error.words = said(error.words)
 
 
 def _failure(error: Exception, retire: bool = False) -> Reply:

@@ -6,6 +6,8 @@ replacing a process and closing are the same for all and written here once.
 
 from __future__ import annotations
 
+import functools
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable
@@ -13,7 +15,12 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from tunefarm.errors import InfrastructureError, WorkerLost
-from tunefarm.fleet.parcel import Reply, open_reply, pack
+from tunefarm.fleet.parcel import Reply, open_reply, pack, say_as_known
+
+logger = logging.getLogger(__name__)
+
+_MAX_SUPPLIES = 2
+"""A job that is given what it lacks may want a fresh process, which lacks it too."""
 
 
 class Process(Protocol):
@@ -43,11 +50,13 @@ class Post:
     Args:
         name: the worker's.
         start: begins a fresh process, without waiting for it.
+        supply: packed; gives a process what a job has said it lacks, and returns what people should know of that.
     """
 
-    def __init__(self, name: str, start: Callable[[], Process]) -> None:
+    def __init__(self, name: str, start: Callable[[], Process], supply: bytes | None = None) -> None:
         self._name = name
         self._start = start
+        self._supply = supply
         self._waiting: queue.SimpleQueue[tuple[bytes, Future[Any]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -116,12 +125,23 @@ class Post:
                 raise WorkerLost(f"{self._name} was closed before it came to this job")
             process = self._process = self._process or self._start()
             self._running = future
-        return process.exchange(payload)
+        reply = process.exchange(payload)
+        for _ in range(_MAX_SUPPLIES):
+            if not reply.lacks or self._supply is None:
+                break
+            supplied = process.exchange(self._supply)
+            if supplied.failed:
+                return supplied
+            _notice(str(open_reply(supplied)[0] or ""))
+            reply = process.exchange(payload)
+        return reply
 
     def _put_down(self, future: Future[Any], answer: Reply | InfrastructureError) -> None:
         """Replaces the process where it must be, then answers. From here on the job cannot be cancelled."""
         with self._lock:
             self._running = None
+        if isinstance(answer, InfrastructureError):
+            say_as_known(answer)
         wanted = future.set_running_or_notify_cancel()
         if not wanted or isinstance(answer, InfrastructureError) or answer.retire:
             self._discard()
@@ -138,6 +158,13 @@ class Post:
         if process is not None:
             process.kill()
             process.bury()
+
+
+@functools.cache
+def _notice(text: str) -> None:
+    """Says what every worker of a node would say, once."""
+    if text:
+        logger.warning("%s", text)
 
 
 def close_all(posts: Iterable[Post]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from tunefarm.device import Device
 from tunefarm.errors import InfrastructureError, SpecError, WorkerLost
 from tunefarm.fleet.cluster import LABEL, Node, connect, describe, label_of, nodes, settled, usable_cpus
-from tunefarm.fleet.parcel import Reply, pack
+from tunefarm.fleet.parcel import Reply, pack, pack_spare
 from tunefarm.fleet.post import Post, close_all
 from tunefarm.fleet.process import LocalProcess
 from tunefarm.fleet.relay import Relay
@@ -155,6 +155,7 @@ class RayFleet:
         warm: per role, what is run on each worker as soon as it is there, and on a spare beside each measuring
             worker: what loads there need not be waited for later. It must not touch the GPU. On a cluster of others,
             whose GPUs are not held that early, the spare alone loads.
+        supply: gives a worker what a job raises `Lacking` for; it returns what people should know of that, or empty.
         num_measure: measuring workers; one per GPU, or one that replays, if left out.
         num_builders: build workers; one per CPU if left out.
         startup_s: how long a process may take to come up.
@@ -171,6 +172,7 @@ class RayFleet:
         probe: Callable[[], Device] | None = None,
         replayed: Sequence[Device] = (),
         warm: Mapping[str, Callable[[], None]] | None = None,
+        supply: Callable[[], str] | None = None,
         num_measure: int | None = None,
         num_builders: int | None = None,
         startup_s: float = 120.0,
@@ -184,6 +186,8 @@ class RayFleet:
         self._warm = warm or {}
         self._probe = probe
         self._replayed = {label_of(device.name): device for device in replayed}
+        self._supply = supply
+        self._packed = None if supply is None else pack(supply)
         self._closing = threading.Event()
         self._watch: threading.Thread | None = None
         self._owns_cluster = connect(address, use_gpus=probe is not None)
@@ -271,7 +275,7 @@ class RayFleet:
         """Lets workers be seen, once they can be given jobs."""
         for worker in workers:
             warm = self._warm.get(worker.role)
-            spare = pack(warm) if warm is not None and worker.role == "measure" else None
+            spare = pack_spare(self._supply, warm) if warm is not None and worker.role == "measure" else None
             if worker.name not in self._posts:
                 self._posts[worker.name] = self._post(worker, spare)
             if warm is not None and (worker.role == "build" or self._owns_cluster):
@@ -283,12 +287,13 @@ class RayFleet:
         # Ray's own rule on what a process without GPUs sees has changed between releases.
         environment = {} if worker.role == "measure" and self._probe is not None else {"CUDA_VISIBLE_DEVICES": ""}
         name, options = worker.name, self._options[worker.name]
-        return Post(name, partial(RayProcess, name, options, environment, self._startup_s, spare))
+        start = partial(RayProcess, name, options, environment, self._startup_s, spare)
+        return Post(name, start, self._packed)
 
     def _introduced(self, workers: Sequence[Worker], probe: Callable[[], Device]) -> list[Worker]:
         """Measuring workers with the GPU that each holds, or is to hold."""
         warm = self._warm.get("measure")
-        spare = pack(warm) if warm is not None and self._owns_cluster else None
+        spare = pack_spare(self._supply, warm) if warm is not None and self._owns_cluster else None
         posts = {worker.name: self._post(worker, spare) for worker in workers}
         try:
             answers = [posts[worker.name].submit(probe) for worker in workers]

@@ -78,6 +78,9 @@ class Experiment:
     tracking: Annotated[Tracking, Key(section(Tracking), "where people find the sweep")] = field(
         default_factory=Tracking
     )
+    files: Annotated[
+        tuple[str, ...], Key(many(text(), unique=True), "files that the workload reads, to be sent to workers with it")
+    ] = ()
     export: Annotated[str, Key(text(), "path of the pack, relative to the current directory")] = ""
     path: Path
     lines: FrozenMap[str] = field(default_factory=FrozenMap, compare=False, repr=False)
@@ -89,8 +92,8 @@ class Experiment:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of everything in the file that changes results: all of it but tracking and export."""
-        outside = ("tracking", "export", "path", "lines")
+        """SHA-256 of everything in the file that changes results: all of it but files, tracking and export."""
+        outside = ("files", "tracking", "export", "path", "lines")
         inside = [f.name for f in fields(self) if f.name not in outside]
         return digest({name: _plain(getattr(self, name), self.folder) for name in inside})
 
@@ -116,7 +119,8 @@ _OF_A_KERNEL = ("inputs", "checks", "export", "accept.atol", "accept.rtol", "acc
 
 def _plain(value: Any, folder: Path) -> Any:
     if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name), folder) for f in fields(value)}
+        # What a bundle holds is no part of the experiment's file.
+        return {f.name: _plain(getattr(value, f.name), folder) for f in fields(value) if f.name != "bundle"}
     if isinstance(value, Mapping):
         return {k: _plain(v, folder) for k, v in value.items()}
     if isinstance(value, Path):

@@ -6,14 +6,17 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
+import os
 import re
+import socket
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tunefarm.bundle import Bundle
 from tunefarm.errors import SpecError, TunefarmError
 from tunefarm.spec.grammar import nearest
 
@@ -26,20 +29,65 @@ _HINTS = (
     (r"No module named", "install it where tunefarm runs, or put it beside the file"),
 )
 
+_HINTS_AWAY = {
+    ModuleNotFoundError: "install it on every worker as it is on the driver; a module of your own that is imported by "
+    "no `import` statement goes under the experiment's `files`",
+    FileNotFoundError: "name what the workload reads under the experiment's `files`: only they and modules are sent",
+}
+
+_PREFIX = "tunefarm_workload"
+
 _folders: set[Path] = set()
 """Folders of the workload files that this process has loaded."""
 
+_shelved: dict[Path, dict[str, ModuleType]] = {}
+"""Modules of unpacked bundles that are not at work, by folder; two bundles may have modules of one name."""
 
-def import_object(reference: str, folder: str) -> Any:
+_entered: list[Path] = []
+"""The folder of the unpacked bundle that is at work, if one is."""
+
+
+def enter(bundle: Bundle | None) -> None:
+    """Lets modules of an unpacked bundle be found under their names, and no other bundle's.
+
+    Raises:
+        Lacking: this process has not been sent it.
+    """
+    if bundle is None or not bundle.is_away:
+        return
+    folder = bundle.folder()
+    if _entered == [folder]:
+        return
+    for last in _entered:
+        _shelved[last] = {name: module for name, module in list(sys.modules.items()) if _lies_in(last, name, module)}
+        for name in _shelved[last]:
+            del sys.modules[name]
+    _entered[:] = [folder]
+    sys.modules.update(_shelved.pop(folder, {}))
+
+
+def _lies_in(folder: Path, name: str, module: ModuleType) -> bool:
+    if name.startswith(_PREFIX):  # a workload file: no two share a name
+        return False
+    said = getattr(module, "__dict__", {})  # some modules answer to any attribute
+    around = said.get("__path__")  # all that a package without an `__init__.py` has
+    places = [said.get("__file__"), *(around if isinstance(around, Iterable) else ())]
+    return any(str(place).startswith(f"{folder}{os.sep}") for place in places)
+
+
+def import_object(reference: str, folder: str, bundle: Bundle | None = None) -> Any:
     """The object that a reference names.
 
     Args:
         reference: `file.py:object`, relative to `folder`, or `package.module:object`; `object` may be dotted.
         folder: of the experiment file. It can be imported from while the module is imported.
+        bundle: the files by which the object is found on workers.
 
     Raises:
         SpecError: the reference is malformed, the module is missing or raises, or it lacks the object.
+        Lacking: this process has not been sent the bundle.
     """
+    enter(bundle)
     source, colon, path = reference.rpartition(":")
     if not colon or not source or not re.fullmatch(r"[A-Za-z_][\w.]*", path):
         raise SpecError(f"{reference!r} names no object", hint="write file.py:object or package.module:object")
@@ -48,7 +96,7 @@ def import_object(reference: str, folder: str) -> Any:
             f"{reference!r} is in a notebook", hint="a kernel must be a module-level function in a .py file"
         )
     is_file = source.endswith(".py") or "/" in source
-    module = _import_file(Path(folder, source)) if is_file else _import_module(source, folder)
+    module = _import_file(Path(folder, source), folder, bundle) if is_file else _import_module(source, folder, bundle)
     found: Any = module
     for name in path.split("."):
         if not hasattr(found, name):
@@ -57,14 +105,18 @@ def import_object(reference: str, folder: str) -> Any:
     return found
 
 
-def _import_file(path: Path) -> ModuleType:
+def _import_file(path: Path, folder: str, bundle: Bundle | None) -> ModuleType:
+    known_as, version, beside = str(path.resolve()), "", [Path(folder)]
+    if bundle is not None:
+        known_as, version = os.path.normpath(path), bundle.digest
+        path, beside = bundle.locate(path), [bundle.locate(folder)]
     try:
         text = path.read_bytes()
     except OSError as e:
         raise SpecError(f"{path} cannot be read: {e.strerror}", hint="paths start at the experiment's folder") from None
     # Stable for equal files, so that workers and drivers agree on it; unique, so that two files of one name can meet.
-    tag = hashlib.sha256(str(path.resolve()).encode() + b"\0" + text).hexdigest()[:12]
-    name = "_".join(("tunefarm_workload", re.sub(r"\W", "_", path.stem), tag))
+    tag = hashlib.sha256("\0".join((known_as, version, "")).encode() + text).hexdigest()[:12]
+    name = "_".join((_PREFIX, re.sub(r"\W", "_", path.stem), tag))
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path.resolve())
@@ -74,7 +126,10 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         _forget_strangers(path.resolve().parent)
-        with _importable(path.resolve().parent), _explained(str(path), str(path.resolve())):
+        with (
+            _importable(path.resolve().parent, *beside),
+            _explained(str(path), str(path.resolve()), is_away=bundle is not None and bundle.is_away),
+        ):
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
@@ -82,19 +137,22 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def _import_module(name: str, folder: str) -> ModuleType:
-    with _importable(Path(folder).resolve()), _explained(name, ""):
+def _import_module(name: str, folder: str, bundle: Bundle | None) -> ModuleType:
+    place = Path(folder).resolve() if bundle is None else bundle.locate(folder)
+    with _importable(place), _explained(name, "", is_away=bundle is not None and bundle.is_away):
         return importlib.import_module(name)
 
 
 @contextlib.contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    sys.path.insert(0, str(folder))
+def _importable(*folders: Path) -> Iterator[None]:
+    added = [str(folder) for folder in dict.fromkeys(folder.resolve() for folder in folders)]
+    sys.path[:0] = added
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(str(folder))
+        for folder in added:
+            with contextlib.suppress(ValueError):
+                sys.path.remove(folder)
 
 
 def _forget_strangers(folder: Path) -> None:
@@ -112,8 +170,14 @@ def _forget_strangers(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _explained(source: str, file: str) -> Iterator[None]:
-    """Turns what a user's module raises into one error that names the file, the line and a remedy."""
+def _explained(source: str, file: str, *, is_away: bool) -> Iterator[None]:
+    """Turns what a user's module raises into one error that names the file, the line and a remedy.
+
+    Args:
+        source: what is imported.
+        file: path of it, if it is one.
+        is_away: it was sent here by a driver, which has imported it.
+    """
     try:
         yield
     except (Exception, SystemExit) as e:
@@ -122,8 +186,12 @@ def _explained(source: str, file: str) -> Iterator[None]:
             raise SpecError(str(e.args[0]), file=where, key=getattr(e, "key", ""), hint=e.hint) from None
         message = f"{e.__class__.__name__}: {e.msg if isinstance(e, SyntaxError) else e}"
         hint = next((hint for pattern, hint in _HINTS if re.search(pattern, message, re.IGNORECASE)), "")
+        at = ""
+        if is_away:
+            at = f" on worker node {socket.gethostname()}"
+            hint = next((hint for kind, hint in _HINTS_AWAY.items() if isinstance(e, kind)), hint)
         raise SpecError(
-            f"cannot be imported: {message}", file=where, hint=hint or f"importing {source} alone must work"
+            f"cannot be imported{at}: {message}", file=where, hint=hint or f"importing {source} alone must work"
         ) from None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
+from tunefarm.bundle import Bundle
 from tunefarm.config import Config, Value
 from tunefarm.device import RECORDED
 from tunefarm.errors import SpecError
@@ -230,6 +231,7 @@ class WorkloadRef:
         landscapes: what is known of a kernel that is not there; empty for one that is.
         folder: of the experiment file; relative paths start here.
         inputs: specs of the inputs, for a workload given by its parts.
+        bundle: its files, under whose name workers are sent them; None where they see the driver's folders.
     """
 
     call: Annotated[str, Key(_OBJECT, "the production function")]
@@ -251,6 +253,7 @@ class WorkloadRef:
     landscapes: tuple[LandscapeSpec, ...] = ()
     folder: str = "."
     inputs: FrozenMap[InputSpec] | None = None
+    bundle: Bundle | None = None
 
 
 LANDSCAPE = "landscape"
@@ -316,6 +319,7 @@ def load_workload(ref: WorkloadRef) -> Workload:
 
     Raises:
         SpecError: something cannot be imported, is missing or is not what it should be.
+        Lacking: its files have not been sent to this process.
     """
     workload = _named_workload(ref) if ref.object else _assemble(ref)
     autotuned = workload.autotuned
@@ -331,7 +335,7 @@ def load_workload(ref: WorkloadRef) -> Workload:
 
 
 def _named_workload(ref: WorkloadRef) -> Workload:
-    found = import_object(ref.object, ref.folder)
+    found = import_object(ref.object, ref.folder, ref.bundle)
     if not isinstance(found, Workload):
         raise SpecError(
             f"{ref.object} is a {type(found).__name__}, not a tunefarm.Workload",
@@ -346,7 +350,7 @@ def _assemble(ref: WorkloadRef) -> Workload:
     for name in ("call", "kernel", "reference"):
         if reference := getattr(ref, name):
             try:
-                parts[name] = import_object(reference, ref.folder)
+                parts[name] = import_object(reference, ref.folder, ref.bundle)
             except SpecError as e:
                 e.key = e.key or f"workload.{name}"
                 raise
