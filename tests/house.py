@@ -18,6 +18,7 @@ HOUSE = """
     source
     landscape
     gemm                    torch
+    settings                torch
     choosing                torch
     seams
     generated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import runpy
 import threading
 from collections.abc import Iterator
@@ -108,6 +109,36 @@ def test_a_row_reaches_inductor_in_every_thread():
     deactivate()
     assert chosen() is None
     assert in_a_thread(chosen) is None
+
+
+def test_a_row_reaches_a_thread_that_had_read_the_table_before():
+    """As the one in which autograd compiled a backward."""
+    found: list[Any] = []
+    steps, told = queue.Queue[bool](), queue.Queue[bool]()
+
+    def work() -> None:
+        while steps.get():
+            found.append((chosen(), inductor.save_config_portable(readonly_values=True)))
+            told.put(True)
+
+    def ask() -> Any:
+        steps.put(True)
+        told.get(timeout=60)
+        return found[-1]
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    before, key_before = ask()
+    activate(pack(), device=H100)
+    during, key_during = ask()
+    deactivate()
+    after, key_after = ask()
+    steps.put(False)
+    thread.join()
+    assert (before, after) == (None, None)
+    assert during.kwargs == {"XBLOCK": 512}
+    assert key_before == key_after
+    assert key_before != key_during
 
 
 def test_what_the_user_put_there_is_kept():

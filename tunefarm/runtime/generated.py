@@ -21,6 +21,7 @@ from tunefarm.problem import Problem
 from tunefarm.runtime.active import ACTIVE, Tally
 from tunefarm.runtime.kernels import live_device, triton_version
 from tunefarm.runtime.lookup import Offer, shortlist
+from tunefarm.settings import default, set_default
 
 LAYER = 3
 NAME = "autotune_lookup_table"
@@ -139,14 +140,11 @@ def _flat(config: Config) -> dict[str, int]:
 
 
 def _put(entries: dict[str, dict[str, int]]) -> None:
-    """Exchanges our entries in the default, which threads to come see, and in this thread's own table."""
+    """Exchanges our entries in the default, which all threads see, and in the table that this thread's user made."""
     from torch._inductor import config
 
-    holder = getattr(config, "_config", {}).get(NAME)
-    own = _exchanged(getattr(config, NAME), entries)
-    if holder is not None and isinstance(getattr(holder, "default", None), dict):
-        holder.default = _exchanged(holder.default, entries)
-    setattr(config, NAME, own)
+    set_default(NAME, _exchanged(default(NAME), entries))
+    setattr(config, NAME, _exchanged(getattr(config, NAME), entries))
     _ours.clear()
     _ours.update(entries)
 
