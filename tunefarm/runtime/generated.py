@@ -19,7 +19,7 @@ from tunefarm.frozen import FrozenMap
 from tunefarm.generated import JIT, SPLIT, STAGES, key_of, parts_of, pinned, plain_name, public
 from tunefarm.problem import Problem
 from tunefarm.runtime.active import ACTIVE, Tally
-from tunefarm.runtime.kernels import live_device, triton_version
+from tunefarm.runtime.kernels import CURRENT, device_at, live_device, triton_version
 from tunefarm.runtime.lookup import Offer, shortlist
 from tunefarm.settings import default, set_default
 
@@ -53,7 +53,7 @@ def follow() -> None:
         ACTIVE.warn_once(f"tables for Inductor's kernels are not used: torch {torch.__version__} has no {NAME}")
         return
     _watch(AsyncCompile)
-    if _ours or all(activation.device is not None for activation in ACTIVE.activations):
+    if _ours or ACTIVE.names_device:
         _settle()
     else:
         # Once CUDA is in use: which device this is cannot be told before, and forked children must not find it in use.
@@ -76,14 +76,11 @@ def _settle() -> None:
 
 
 def _device() -> Device | None:
-    named = next((a.device for a in ACTIVE.activations if a.device is not None), None)
-    if named is not None and all(a.device is not None for a in ACTIVE.activations):
-        return named
     import torch
 
-    if not torch.cuda.is_available():
-        return named
-    here = live_device(torch.cuda.current_device())
+    here = device_at(CURRENT)
+    if here is None or ACTIVE.names_device or not torch.cuda.is_available():
+        return here
     if len({live_device(index).key for index in range(torch.cuda.device_count())}) > 1:
         ACTIVE.warn_once(f"GPUs differ: Inductor's kernels take the configs of {here.name} on all of them")
     return here

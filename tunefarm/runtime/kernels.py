@@ -13,6 +13,7 @@ from tunefarm.config import LAUNCH_OPTIONS, Config, Value
 from tunefarm.device import Device
 from tunefarm.frozen import FrozenMap
 from tunefarm.problem import Problem
+from tunefarm.runtime.active import ACTIVE
 from tunefarm.source import python_function
 
 _SPELLING = {
@@ -20,6 +21,9 @@ _SPELLING = {
     "float8_e4m3fn": "fp8e4nv", "float8_e4m3fnuz": "fp8e4b8", "float8_e5m2": "fp8e5", "float8_e5m2fnuz": "fp8e5b16",
     **{f"int{n}": f"i{n}" for n in (8, 16, 32, 64)}, **{f"uint{n}": f"u{n}" for n in (8, 16, 32, 64)},
 }  # fmt: skip
+
+CURRENT = -1
+"""The number of whichever GPU is the current one."""
 
 _UNCHANGED: AbstractContextManager[Any] = nullcontext()
 
@@ -178,3 +182,19 @@ def live_device(index: int) -> Device:
 
     is_amd = getattr(torch.version, "hip", None) is not None
     return Device.of_driver(torch.cuda.get_device_properties(index), is_amd=is_amd)
+
+
+def device_at(index: int | None) -> Device | None:
+    """The device whose rows are for a call: the one that all activations name, else the GPU of the call.
+
+    A device that is named is not asked for. Where there is no GPU it is the first that any activation names, or None.
+
+    Args:
+        index: number of the GPU; `CURRENT` for the current one, which puts CUDA to use; None if the call is on none.
+    """
+    if index is not None and not ACTIVE.names_device:
+        import torch
+
+        if torch.cuda.is_available():
+            return live_device(torch.cuda.current_device() if index == CURRENT else index)
+    return next((a.device for a in ACTIVE.activations if a.device is not None), None)

@@ -15,18 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from tunefarm.choosing import Chooser, choose, obstacle, refresh, template_hash
 from tunefarm.config import LIBRARY, Config
-from tunefarm.device import Device
 from tunefarm.document import digest
 from tunefarm.errors import MissError
 from tunefarm.gemm import TEMPLATES, Gemm
 from tunefarm.generated import public
 from tunefarm.pack import Pack, Table
 from tunefarm.runtime.active import ACTIVE, Tally
-from tunefarm.runtime.kernels import live_device, triton_version
+from tunefarm.runtime.kernels import CURRENT, device_at, triton_version
 from tunefarm.runtime.lookup import Shortlist, explain, find, shortlist
 
 LAYER = 2
@@ -101,7 +99,7 @@ def _listed(op: str, index: int | None) -> Shortlist:
     if place not in _lists:
         import torch
 
-        device = _device(index)
+        device = device_at(CURRENT if index is None else index)
         if device is None:
             return Shortlist(refused=("there is no GPU here",))
         found = shortlist(
@@ -125,15 +123,6 @@ def _is_usable(config: Config) -> bool:
     return config == LIBRARY or (flat.keys() >= _BLOCKS and flat.keys() <= _NAMES and numbers)
 
 
-def _device(index: int | None) -> Device | None:
-    import torch
-
-    named: list[Any] = [a.device for a in ACTIVE.activations if a.device is not None]
-    if len(named) == len(ACTIVE.activations) or not torch.cuda.is_available():
-        return named[0] if named else None
-    return live_device(torch.cuda.current_device() if index is None else index)
-
-
 def _is_device_open() -> bool:
     """Whether it cannot be told yet which GPU this process uses: asking would put one to use, rank 0's for all ranks.
 
@@ -141,9 +130,8 @@ def _is_device_open() -> bool:
     """
     import torch
 
-    named = all(a.device is not None for a in ACTIVE.activations)
     in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return not named and torch.cuda.is_available() and not in_use
+    return not ACTIVE.names_device and torch.cuda.is_available() and not in_use
 
 
 def _identity() -> str:
