@@ -13,6 +13,7 @@ HOUSE = """
     problem
     device
     trial
+    limits
     study
     document
     source

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tunefarm.document import write_atomic
-from tunefarm.generated import SPLIT, STAGES
+from tunefarm.generated import SPLIT, STAGES, least_blocks
 from tunefarm.inductor.gemms import plain_name
 from tunefarm.inductor.kernel import DTYPES, GRIDS, Buffer, Generated
 
@@ -188,9 +188,7 @@ def _bounds(kernel: Generated, block: str) -> tuple[int, int]:
     prefix = block.removesuffix("BLOCK").lower()
     greatest = kernel.max_block.get(prefix.upper(), 1024)
     numel = 1 << max(0, kernel.numels[prefix] - 1).bit_length()
-    inner = kernel.meta["inductor_meta"]
-    least = inner.get({"x": "min_xblock", "r0_": "min_rblock"}.get(prefix, ""), None) or 1
-    least = max(least, (inner.get("tma_min_block_sizes") or {}).get(block, 1))
+    least = least_blocks(str(kernel.meta["inductor_meta"])).get(block, 1)
     first = kernel.configs[0][block]
     if kernel.split:
         # Inductor's own least for short rows.

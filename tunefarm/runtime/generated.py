@@ -16,7 +16,8 @@ from typing import Any
 from tunefarm.config import Config
 from tunefarm.device import Device
 from tunefarm.frozen import FrozenMap
-from tunefarm.generated import JIT, SPLIT, STAGES, key_of, parts_of, pinned, plain_name, public
+from tunefarm.generated import JIT, SPLIT, STAGES, key_of, least_blocks, parts_of, pinned, plain_name, public
+from tunefarm.limits import no_tile, too_many_threads
 from tunefarm.problem import Problem
 from tunefarm.runtime.active import ACTIVE, Tally
 from tunefarm.runtime.kernels import CURRENT, device_at, live_device, triton_version
@@ -96,19 +97,19 @@ def _listed(device: Device) -> dict[str, Offer]:
     refused: dict[str, tuple[str, ...]] = {}
     for kernel, key in sorted(kinds):
         found = shortlist(ACTIVE.activations, kernel, key, device, triton_version(), layer=LAYER, torch=here)
-        usable = [offer for offer in found.offers if _is_usable(offer.row.config)]
-        if usable:
-            offers[key] = usable[0]
-        elif found.offers:
-            ACTIVE.warn_once(f"{kernel}: {found.offers[0].row.config} is no config that Inductor's table can hold")
-        for message in (*found.notes, *found.refused):
+        reasons = [_misfit(offer.row.config, offer.activation.device or device) for offer in found.offers]
+        usable = [offer for offer, reason in zip(found.offers, reasons, strict=True) if not reason]
+        offers.update({key: usable[0]} if usable else {})
+        odd = [f"{kernel}: {o.row.config} {why}" for o, why in zip(found.offers, reasons, strict=True) if why]
+        for message in (*found.notes, *found.refused, *odd):
             ACTIVE.warn_once(message)
-        refused[kernel] = (*refused.get(kernel, ()), *found.refused)
+        refused[kernel] = (*refused.get(kernel, ()), *found.refused, *odd)
     ACTIVE.refused.update(refused)
     return offers
 
 
-def _is_usable(config: Config) -> bool:
+def _misfit(config: Config, device: Device) -> str:
+    """Why a config cannot be used, for people: Inductor is given it alone, and would have nothing else to try."""
     from torch._inductor.runtime import hints
 
     # Inductor leaves masks out where its greatest block divides the size: one beyond would write out of bounds.
@@ -116,12 +117,16 @@ def _is_usable(config: Config) -> bool:
     flat = config.flat
     numbers = all(type(value) is int and 0 < value <= greatest.get(name, value) for name, value in flat.items())
     if not numbers or not {"num_warps", "num_stages"} <= flat.keys():
-        return False
+        return "is no config that Inductor's table can hold"
+    blocks = [name for name in config.params if name.endswith("BLOCK")]
+    if failure := too_many_threads(config, device) or no_tile(config, blocks):
+        return f"cannot be compiled: {failure.message}"
     if not _is_mixed(config):
-        return True
+        return ""
     # Inductor's grid asserts that blocks fill the split.
     sizes = _flat(config)
-    return config.params.keys() == {"XBLOCK", SPLIT, STAGES} and sizes[SPLIT] % sizes["XBLOCK"] == 0
+    whole = config.params.keys() == {"XBLOCK", SPLIT, STAGES} and sizes[SPLIT] % sizes["XBLOCK"] == 0
+    return "" if whole else f"is no config of a kernel that is split: blocks fill {SPLIT}"
 
 
 def _is_mixed(config: Config) -> bool:
@@ -173,14 +178,11 @@ def _asked(name: str, source: str) -> str:
     parts = parts_of(source)
     offer = _offers.get(key_of(*parts)) if parts else None
     head, jit, rest = source.partition(JIT)
-    reasons = []
-    if offer is not None and _is_mixed(offer.row.config):
-        fixed = pinned(head, _flat(offer.row.config))
-        if fixed is None:
-            reasons.append(f"{offer.row.config} is for another {SPLIT}, which this kernel's host code has fixed")
-            offer = None
-        else:
-            head = fixed
+    reason = _why_not(offer, head) if offer is not None else f"no active pack has a row for this kernel ({name})"
+    if offer is not None and reason:
+        ACTIVE.warn_once(f"{kernel}: {reason}")
+        _put({key: entry for key, entry in _ours.items() if key != offer.table.source_hash})  # before Inductor looks
+        offer = None
     ACTIVE.asked.update(
         (t.kernel, t.digest)
         for a in ACTIVE.activations
@@ -188,16 +190,22 @@ def _asked(name: str, source: str) -> str:
         if t.layer == LAYER and t.kernel == kernel and (offer is None or t.source_hash == offer.table.source_hash)
     )
     if offer is None:
-        _missed(name, parts[0] if parts else "", reasons)
+        lines = "\n".join(f"  {line}" for line in (reason, *ACTIVE.refused.get(kernel, ())))
+        ACTIVE.miss(kernel, Problem(dims=FrozenMap(size_hints=parts[0] if parts else "")), lines).graphs += 1
         return source
     ACTIVE.hits.setdefault((kernel, offer), Tally()).graphs += 1
+    if _is_mixed(offer.row.config):
+        head = pinned(head, _flat(offer.row.config)) or head
     for before, after in _SETTLED.items():
         head = head.replace(before, after)
     return head + jit + rest
 
 
-def _missed(name: str, hints: str, reasons: list[str]) -> None:
-    kernel = plain_name(name)
-    told = reasons or [f"no active pack has a row for this kernel of Inductor's ({name})"]
-    lines = "\n".join(f"  {reason}" for reason in (*told, *ACTIVE.refused.get(kernel, ())))
-    ACTIVE.miss(kernel, Problem(dims=FrozenMap(size_hints=hints)), lines).graphs += 1
+def _why_not(offer: Offer, head: str) -> str:
+    """Why a kernel cannot have the config of its row, as what precedes its text tells; empty if it can."""
+    config = offer.row.config
+    sizes = _flat(config)
+    if _is_mixed(config) and pinned(head, sizes) is None:
+        return f"{config} is for another {SPLIT}, which this kernel's host code has fixed"
+    small = [f"{name} >= {least}" for name, least in least_blocks(head).items() if sizes.get(name, least) < least]
+    return f"{config} is too small: the kernel's text needs {', '.join(small)}" if small else ""
