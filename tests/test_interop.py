@@ -13,9 +13,9 @@ from test_pack import PROVENANCE, make_table
 from typer.testing import CliRunner
 
 from tunefarm.cli.app import app
-from tunefarm.config import Config
+from tunefarm.config import CODE_OPTIONS, Config
 from tunefarm.device import nominal
-from tunefarm.errors import UserError
+from tunefarm.errors import DocumentError, UserError
 from tunefarm.frozen import FrozenMap
 from tunefarm.pack import Match, Pack, Row, dumps, seal
 from tunefarm.pack_reader import load_pack
@@ -144,6 +144,16 @@ def test_what_a_file_does_not_say_is_asked_for(
     assert not (tmp_path / "pack.json").exists()
 
 
+@pytest.mark.parametrize("name", sorted(CODE_OPTIONS))
+def test_a_config_that_names_code_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / MOE_NAME
+    with pytest.raises(DocumentError, match=rf"64\.{name}: is code"):
+        imported(path, {**MOE, "64": {**MOE["64"], name: "a.ptx"}}, "vllm", *MOE_WORDS)
+    assert not path.with_name("pack.json").exists()
+    pack, _ = imported(path, {**MOE, "64": {**MOE["64"], name: None}}, "vllm", *MOE_WORDS)
+    assert not any(name in row.config.flat for row in pack.tables[0].rows)
+
+
 def test_a_device_can_be_that_of_a_pack(tmp_path: Path) -> None:
     h200 = replace(nominal("sm_90"), name="NVIDIA H200", bandwidth_gbps=4814.3, live=True)
     other = tmp_path / "other.json"
@@ -222,6 +232,7 @@ def test_what_triton_itself_would_write_is_read(tmp_path: Path) -> None:
         ({"key": KEY, "configs_timings": [[triton_config(1), 0]]}, r"configs_timings\[0\]\[1\]: is 0, no time"),
         ({"key": KEY, "configs_timings": TIMINGS[2:]}, "holds no config"),
         ({"key": KEY, "configs_timings": [[triton_config(1, ir_override="a.ttir"), 0.1]]}, "ir_override: is code"),
+        ({"key": KEY, "configs_timings": [[triton_config(1, extern_libs="a.bc"), 0.1]]}, "extern_libs: is code"),
     ],
 )
 def test_tf_088_a_cache_file_that_is_none_is_refused(tmp_path: Path, content: Any, message: str) -> None:

@@ -14,9 +14,9 @@ Value: TypeAlias = bool | int | float | str | None
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """Launch options that every Triton release from 3.6 to 3.9 knows; a backend may declare more."""
 
-FOREIGN_CODE = frozenset({"extern_libs", "ir_override", "ptx_options"})
-"""Options by which Triton or its assembler takes code or words from a file, in place of the kernel's own or beside it:
-nobody may tune them, and no row may have them."""
+CODE_OPTIONS = frozenset({"extern_libs", "ir_override", "pre_hook", "ptx_options"})
+"""What in Triton's configs is code, or names a file or words by which Triton or its assembler runs other code than the
+kernel's: nobody may tune them, and no row may have them."""
 
 MAX_BITS = 64
 """Of an integer that a kernel can be given. Optuna takes none that no float comes near, and neither do features."""

@@ -154,11 +154,8 @@ def _median(timing: Any, file: str, key: str) -> float | None:
 
 def _config(value: Any, file: str, key: str) -> Config:
     data = _object(value, file, key)
-    for name in ("pre_hook", "ir_override"):
-        if data.get(name) is not None:
-            raise DocumentError("is code, which a pack cannot hold", file=file, key=f"{key}.{name}")
     kwargs = _object(data.get("kwargs", {}), file, f"{key}.kwargs")
-    rest = {k: v for k, v in data.items() if k not in ("kwargs", "pre_hook", "ir_override")}
+    rest = {k: v for k, v in data.items() if k != "kwargs"}
     return config_of({**kwargs, **rest}, file=file, key=key)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunefarm.config import LAUNCH_OPTIONS, Config, Value
+from tunefarm.config import CODE_OPTIONS, LAUNCH_OPTIONS, Config, Value
 from tunefarm.device import Device
 from tunefarm.errors import DocumentError, UserError
 from tunefarm.export import bounded
@@ -162,13 +162,16 @@ def config_of(values: Mapping[str, Any], *, file: str, key: str) -> Config:
     """A config in which params and launch options stand side by side.
 
     Raises:
-        DocumentError: a value is no scalar.
+        DocumentError: a value is no scalar, or code.
     """
     for name, value in values.items():
+        if name in CODE_OPTIONS and value is not None:
+            raise DocumentError("is code, which a pack cannot hold", file=file, key=f"{key}.{name}")
         if not isinstance(value, bool | int | float | str | None):
             raise DocumentError(f"is {type(value).__name__}, not a scalar", file=file, key=f"{key}.{name}")
-    # One CTA and no limit of registers are what Triton does anyway.
-    said = {k: v for k, v in values.items() if (k, v) not in (("num_ctas", 1), ("maxnreg", None))}
+    # One CTA, no limit of registers and no other code are what Triton does anyway.
+    usual = {"num_ctas": 1, "maxnreg": None, **dict.fromkeys(CODE_OPTIONS)}
+    said = {k: v for k, v in values.items() if k not in usual or v != usual[k]}
     return Config(
         params=FrozenMap((k, v) for k, v in said.items() if k not in OPTIONS),
         options=FrozenMap((k, v) for k, v in said.items() if k in OPTIONS),
