@@ -12,15 +12,9 @@ from typing import Any
 from tunefarm.config import LAUNCH_OPTIONS, Config, Value
 from tunefarm.device import Device
 from tunefarm.frozen import FrozenMap
-from tunefarm.problem import Problem
+from tunefarm.problem import SPELLING, Problem
 from tunefarm.runtime.active import ACTIVE
 from tunefarm.source import python_function
-
-_SPELLING = {
-    "bool": "u1", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64",
-    "float8_e4m3fn": "fp8e4nv", "float8_e4m3fnuz": "fp8e4b8", "float8_e5m2": "fp8e5", "float8_e5m2fnuz": "fp8e5b16",
-    **{f"int{n}": f"i{n}" for n in (8, 16, 32, 64)}, **{f"uint{n}": f"u{n}" for n in (8, 16, 32, 64)},
-}  # fmt: skip
 
 CURRENT = -1
 """The number of whichever GPU is the current one."""
@@ -79,7 +73,7 @@ def signature_of(kernel: Any) -> Signature:
 def spelling(dtype: Any) -> str:
     """Triton's spelling of a torch dtype: `bf16` for `torch.bfloat16`."""
     name = str(dtype).removeprefix("torch.")
-    return _SPELLING.get(name, name)
+    return SPELLING.get(name, name)
 
 
 def tensor_of(argument: Any) -> Any:
