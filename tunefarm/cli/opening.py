@@ -41,13 +41,17 @@ class MeterKind(enum.StrEnum):
     REPLAY = "replay"
 
 
-def open_experiment(path: Path) -> Resolved:
+def open_experiment(path: Path, text: str | None = None) -> Resolved:
     """Reads an experiment and imports what it names.
+
+    Args:
+        path: its file.
+        text: what the file is going to hold; else it is read.
 
     Raises:
         UserError: something in it makes no sense; nothing was touched then.
     """
-    return import_experiment(load_experiment(path))
+    return import_experiment(load_experiment(path, text))
 
 
 def import_experiment(experiment: Experiment) -> Resolved:
