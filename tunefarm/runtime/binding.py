@@ -164,7 +164,10 @@ class Binding:
             else:
                 index = tensor.device.index
                 key.append((tensor.dtype, is_aligned(value), index))
-        choice = memo.get(tuple(key))
+        try:
+            choice = memo.get(tuple(key))
+        except TypeError:  # a list, say: no row is for it, and whether the kernel takes it is Triton's to say
+            return self._decide(values, index)
         if choice is None:
             choice = self._decide(values, index)
             choice.generation = generation

@@ -87,7 +87,7 @@ def is_aligned(argument: Any) -> bool:
 
 
 def problem_of(values: Mapping[str, Any], dims: tuple[str, ...], tensors: tuple[str, ...]) -> Problem:
-    """The facts of a call, as far as rows of its kernel name them.
+    """The facts of a call, as far as rows of its kernel name them; of a dim that is no scalar, what it is instead.
 
     Args:
         values: arguments by name, defaults included.
@@ -96,7 +96,11 @@ def problem_of(values: Mapping[str, Any], dims: tuple[str, ...], tensors: tuple[
     """
     facts: dict[str, str] = {}
     dtypes: dict[str, str] = {}
-    found: dict[str, Value] = {name: values[name] for name in dims if name in values}
+    found: dict[str, Value] = {}
+    for name in dims:
+        if name in values:
+            value = values[name]
+            found[name] = value if isinstance(value, bool | int | float | str | None) else f"a {type(value).__name__}"
     for name, value in found.items():
         if isinstance(value, int) and not isinstance(value, bool):
             if value == 1:
