@@ -8,6 +8,7 @@ write_gemms(calls, Path("gemms"))      # gemms/mm.py, gemms/mm.yaml, gemms/addmm
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import textwrap
 import uuid
@@ -286,7 +287,7 @@ def _experiment(op: str, calls: Mapping[Gemm, int], archs: Sequence[str], export
     size = min(num_bits(gemm.problem.dtypes["arg_A"]) for gemm in calls) // 8
     tail = textwrap.dedent(_SPACE) % size
     devices = "\n".join(f"  - {arch}" for arch in archs)
-    return "\n".join(lines) + f"\n{tail}\ndevices:\n{devices}\n\nexport: {export}\n"
+    return "\n".join(lines) + f"\n{tail}\ndevices:\n{devices}\n\nexport: {json.dumps(export, ensure_ascii=False)}\n"
 
 
 def _variables(gemm: Gemm) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import textwrap
 from pathlib import Path
@@ -174,7 +175,8 @@ def _experiment(kernel: Generated, arch: str, torch: str, export: str, project: 
     space |= {"num_stages": (kernel.configs[0]["num_stages"],)}
     return _EXPERIMENT.format(
         heuristic=kernel.heuristic, numels=_numels(kernel), torch=torch, module=kernel.module, project=project,
-        arch=arch, export=export, problem=", ".join(f"{name}: {value}" for name, value in kernel.scalars.items()),
+        arch=arch, export=json.dumps(export, ensure_ascii=False),
+        problem=", ".join(f"{name}: {value}" for name, value in kernel.scalars.items()),
         space="\n".join(f"  {name}: [{', '.join(map(str, values))}]" for name, values in space.items()),
         constraints="\n".join(f"- {constraint}" for constraint in _constraints(kernel)),
     )  # fmt: skip
