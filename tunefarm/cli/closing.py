@@ -133,9 +133,12 @@ def _print_closing(
     from tunefarm.cli.terminal import closing_table, console, left_line, study_line
 
     out = console()
+    names = [ending.order.spec.name for ending in endings for _ in ending.results] if len(endings) > 1 else []
     if not quiet:
-        out.print(closing_table(results, out.width))
-    lines = [study_line(result) for result in results if quiet and result.status.value == "no_winner"]
+        out.print(closing_table(results, out.width, names))
+    said = [f"{name}: " for name in names] or [""] * len(results)
+    lost = [name + study_line(r) for name, r in zip(said, results, strict=True) if r.status.value == "no_winner"]
+    lines = lost if quiet else []
     replayed = sorted({r.study.device.name for r in results if r.source == "replayed"})
     if replayed:
         lines.append(f"REPLAYED: the times are {', '.join(replayed)}'s, read from a landscape; nothing was timed here.")

@@ -103,12 +103,13 @@ WIDE = 110
 """Columns of a terminal from which the closing table shows all it has."""
 
 
-def closing_table(results: Sequence[StudyResult], width: int = WIDE) -> Table:
+def closing_table(results: Sequence[StudyResult], width: int = WIDE, experiments: Sequence[str] = ()) -> Table:
     """Studies that were measured, a row each.
 
     Args:
         results: of a sweep.
         width: of the terminal; a narrow one leaves out what the gain says already.
+        experiments: names of those that the results are of, if they are several: two may tune one workload.
     """
     from rich import box
     from rich.table import Table
@@ -120,11 +121,12 @@ def closing_table(results: Sequence[StudyResult], width: int = WIDE) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("winner")
     workloads = {result.study.workload for result in results}
-    for result in results:
+    for number, result in enumerate(results):
         if result.status in (Status.WINNER, Status.NO_WINNER):
             label = result.study.label
-            if len(workloads) == 1:  # One workload's name need not stand in every row.
+            if len(workloads) == 1 or experiments:  # One workload's name need not stand in every row.
                 label = label.removeprefix(f"{result.study.workload} ")
+            label = f"{experiments[number]} {label}" if experiments else label
             cells = _cells(result)
             table.add_row(label, *(cells.get(name, "") for name in names), cells["winner"])
     return table
@@ -214,11 +216,12 @@ class Progress:
             self._builds = self._bars.add_task("compiled", total=num_builds, note="")
             self._studies = self._bars.add_task("measured", total=num_configs, note="")
 
-    def ended(self, result: StudyResult) -> None:
+    def ended(self, result: StudyResult, experiment: str) -> None:
         """One line for a study."""
         if self._bars is not None:
             self._bars.update(self._studies, advance=1)
-        self.say(study_line(result))
+        name = f"{experiment}: " if self._named else ""
+        self.say(f"{name}{study_line(result)}")
 
     def say(self, text: str) -> None:
         """A line above the bars."""
