@@ -294,7 +294,7 @@ class Silent:
     def moved(self, board: BuildBoard, contests: Sequence[Any]) -> None:
         self.act()
 
-    def ended(self, result: StudyResult) -> None:
+    def ended(self, result: StudyResult, experiment: str) -> None:
         pass
 
 

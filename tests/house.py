@@ -14,12 +14,14 @@ HOUSE = """
     problem
     device
     trial
+    limits
     study
     document
     source
     landscape
     landscape_reader
     gemm                    torch
+    settings                torch
     choosing                torch
     seams
     generated

@@ -26,10 +26,10 @@ from tunefarm.cli.pack import app
 from tunefarm.errors import MissError, PackError, UserError
 from tunefarm.frozen import FrozenMap
 from tunefarm.pack import dumps
-from tunefarm.problem import Problem
+from tunefarm.problem import SPELLING, Problem
 from tunefarm.runtime import active
 from tunefarm.runtime.activation import activate, deactivate, install
-from tunefarm.runtime.kernels import _SPELLING, problem_of, signature_of, spelling
+from tunefarm.runtime.kernels import problem_of, signature_of, spelling
 from tunefarm.runtime.reporting import report
 
 ROOT = Path(__file__).parents[1]
@@ -329,7 +329,7 @@ def test_dtypes_are_spelled_as_triton_spells_them() -> None:
     """As in the signature of a launch, from which a sweep learns them."""
     from triton.runtime.jit import mangle_type
 
-    for name in _SPELLING:
+    for name in SPELLING:
         tensor = torch.empty(1, dtype=getattr(torch, name))
         assert f"*{spelling(tensor.dtype)}" == mangle_type(tensor), name
 

@@ -49,6 +49,7 @@ differing = triton.autotune(configs(hook, hook2, None), key=["n"])(plain)
 partly = triton.autotune(configs(hook, None, hook), key=["n"])(plain)
 own_hook = triton.autotune(configs(), key=["n"], pre_hook=lambda nargs, reset_only=False: None)(plain)
 overriding = triton.autotune(configs(ir_override="k.ttgir"), key=["n"])(plain)
+linking = triton.autotune([triton.Config({"BLOCK": 64, "extern_libs": "k.bc"})], key=["n"])(plain)
 clustered = triton.autotune(configs(num_ctas=2) + configs(), key=["n"])(plain)
 broken_prune = triton.autotune(configs(), key=["n"], prune_configs_by={"early_config_prune": broken})(plain)
 raising_prune = triton.autotune(configs(), key=["n"], prune_configs_by={"early_config_prune": raising})(plain)
@@ -108,6 +109,7 @@ def test_shared_pre_hook_is_included(kernels):
         ("partly", "different pre_hooks"),
         ("own_hook", "runs only while tuning.*restore_value"),
         ("overriding", "ir_override"),
+        ("linking", "extern_libs"),
         ("odd_value", "BLOCK"),
         ("twice", "autotuned twice"),
     ],

@@ -23,7 +23,7 @@ from tunefarm.config import Config
 from tunefarm.device import nominal
 from tunefarm.errors import MissError, UserError
 from tunefarm.frozen import FrozenMap
-from tunefarm.runtime import binding
+from tunefarm.runtime import kernels
 from tunefarm.runtime.activation import activate, deactivate, install
 from tunefarm.runtime.reporting import report
 
@@ -362,7 +362,8 @@ def test_tf_103_a_call_belongs_to_the_gpu_of_its_tensors(monkeypatch: pytest.Mon
     def run(*_: Any, **passed: Any) -> None:
         launched.append((passed["BLOCK"], made_current[-1] if made_current else 0))
 
-    monkeypatch.setattr(binding, "live_device", devices.__getitem__)
+    monkeypatch.setattr(kernels, "live_device", devices.__getitem__)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(own.fn, "run", run)
@@ -372,3 +373,15 @@ def test_tf_103_a_call_belongs_to_the_gpu_of_its_tensors(monkeypatch: pytest.Mon
     default = CONFIGS[0].all_kwargs()["BLOCK"]
     assert launched == [(default, 0), (128, 1), (128, 1), (default, 0)]
     assert made_current == []
+
+
+def test_a_tensor_of_a_gpu_that_is_not_there_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a fake one is, where a program is traced without a GPU."""
+    launched: list[int] = []
+    monkeypatch.setattr(own.fn, "run", lambda *_, **passed: launched.append(passed["BLOCK"]))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    activate(make_pack(own, make_row(256, block(128))))
+    own[(1,)](There(0), There(0), 256)
+    assert launched == [CONFIGS[0].all_kwargs()["BLOCK"]]
+    assert report().num_misses == 1

@@ -107,3 +107,18 @@ def test_a_launch_under_packs_of_before_is_not_kept() -> None:
         bound.quick = quick
         bound.keep(choice, None, (x, x, 256), {})
     assert [config.kwargs["BLOCK"] for _, config, *_ in kept] == [128]
+
+
+def test_a_dim_that_is_no_scalar_is_a_miss_that_names_it(chosen: Callable[..., int]) -> None:
+    """Whether the kernel takes it is Triton's to say: of a constexpr it does."""
+    x = torch.zeros(256)
+    activate(make_pack(own, *LADDER), device=SM_90)
+    assert [chosen(own, x, x, n) for n in ([256], [256], {256: 1}, 256)] == [64, 64, 64, 128]
+    assert {(miss.kernel, miss.problem and miss.problem.dims["n"]) for miss in report().misses} == {
+        ("own", "a list"), ("own", "a dict"),
+    }  # fmt: skip
+    assert "n is 'a list', tuned for" in str(report())
+    deactivate()
+    activate(make_pack(own, *LADDER), device=SM_90, strict=True)
+    with pytest.raises(MissError, match="own with dims n=a list"):
+        chosen(own, x, x, [256])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import runpy
 import threading
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from tunefarm.device import nominal
 from tunefarm.errors import UserError
 from tunefarm.export import update
 from tunefarm.frozen import FrozenMap
-from tunefarm.generated import key_of, parts_of, plain_name, public
+from tunefarm.generated import key_of, least_blocks, parts_of, plain_name, public
 from tunefarm.pack import Match, Pack, Provenance, Row, Table, dumps, seal
 from tunefarm.pack_reader import parse_pack
 from tunefarm.runtime import generated
@@ -108,6 +109,36 @@ def test_a_row_reaches_inductor_in_every_thread():
     deactivate()
     assert chosen() is None
     assert in_a_thread(chosen) is None
+
+
+def test_a_row_reaches_a_thread_that_had_read_the_table_before():
+    """As the one in which autograd compiled a backward."""
+    found: list[Any] = []
+    steps, told = queue.Queue[bool](), queue.Queue[bool]()
+
+    def work() -> None:
+        while steps.get():
+            found.append((chosen(), inductor.save_config_portable(readonly_values=True)))
+            told.put(True)
+
+    def ask() -> Any:
+        steps.put(True)
+        told.get(timeout=60)
+        return found[-1]
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    before, key_before = ask()
+    activate(pack(), device=H100)
+    during, key_during = ask()
+    deactivate()
+    after, key_after = ask()
+    steps.put(False)
+    thread.join()
+    assert (before, after) == (None, None)
+    assert during.kwargs == {"XBLOCK": 512}
+    assert key_before == key_after
+    assert key_before != key_during
 
 
 def test_what_the_user_put_there_is_kept():
@@ -281,6 +312,57 @@ def test_a_block_beyond_inductors_greatest_is_left_out(block: int, caplog: pytes
     activate(seal(Pack(tables=(table(block=block),))), device=H100)
     assert KEY not in inductor.autotune_lookup_table
     assert "is no config that Inductor's table can hold" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"params": {"XBLOCK": 96}}, "powers of two"),
+        ({"options": {"num_warps": 3, "num_stages": 1}}, "no power of two"),
+        ({"options": {"num_warps": 64, "num_stages": 1}}, "threads per block"),
+        ({"params": {"XBLOCK": 4096, "YBLOCK": 1024}}, "elements"),
+    ],
+)
+def test_what_triton_never_compiles_is_left_out_and_told(change: dict[str, Any], why: str) -> None:
+    made = table()
+    config = Config(**{"params": {"XBLOCK": 512}, "options": {"num_warps": 8, "num_stages": 1}} | change)
+    activate(pack(replace(made, rows=(replace(made.rows[0], config=config),))), device=H100)
+    assert chosen() is None
+    (told,) = tunefarm.report().refused
+    assert "cannot be compiled" in told
+    assert why in told
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "'min_xblock': 64", "'tma_min_block_sizes': {'YBLOCK': 1, 'XBLOCK': 64}",
+        "'min_xblock': 8, 'tma_min_block_sizes': {'XBLOCK': 64}",
+    ],
+)  # fmt: skip
+def test_a_block_below_what_the_kernels_text_needs_is_not_used(said: str, caplog: pytest.LogCaptureFixture) -> None:
+    needing = SOURCE.replace("inductor_meta={", f"inductor_meta={{{said}, ")
+    other = table(key="0" * 64)
+    activate(pack(table(block=64), other), device=H100)
+    assert generated._asked("triton_poi_fused_add_7", needing) != needing
+    assert chosen().kwargs == {"XBLOCK": 64}
+    deactivate()
+    activate(pack(table(block=32), other), device=H100)
+    for _ in range(2):
+        assert generated._asked("triton_poi_fused_add_7", needing) == needing
+    assert chosen() is None
+    assert inductor.autotune_lookup_table.keys() == {"0" * 64}
+    assert caplog.text.count("too small: the kernel's text needs XBLOCK >= 64") == 1
+    (miss,) = tunefarm.report().misses
+    assert (miss.graphs, "XBLOCK >= 64" in miss.reason) == (2, True)
+    assert generated._asked("triton_poi_fused_add_7", SOURCE) != SOURCE
+
+
+def test_a_scan_has_room_for_no_smaller_blocks_than_it_was_made_for():
+    scan = "@triton_heuristics.split_scan(inductor_meta={'min_split_scan_rblock': 256})"
+    assert least_blocks(scan) == {"R0_BLOCK": 256}
+    assert least_blocks(scan.replace("split_scan(", "reduction(")) == {}
+    assert least_blocks(str({"min_xblock": None, "min_rblock": 8})) == {"R0_BLOCK": 8}
 
 
 def test_packs_keep_every_kernel_of_a_name():

@@ -162,6 +162,27 @@ def other_than(config: dict[str, int], number: int) -> Config:
     return Config(params={**params, **changes}, options={"num_warps": 2, "num_stages": 1})
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(["--export", "."], ".: cannot be written"), (["--pack", "damaged.json"], "damaged.json: is not valid JSON")],
+)
+def test_what_would_fail_later_fails_now(tmp_path, words, says):
+    (tmp_path / "damaged.json").write_text("{")
+    words = [str(tmp_path / word) if word == "damaged.json" else word for word in words]
+    done = run("-m", "tunefarm.cli", "harvest", f"{HERE}/harvested.py:layer_norm", "--out", str(tmp_path / "o"), *words)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_path_is_written_so_that_yaml_reads_it(folder):
+    out = folder / "a b: c #1"
+    done = run("-m", "tunefarm.cli", "harvest", f"{HERE}/harvested.py:layer_norm", "--out", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    for kernel in json.loads(done.stdout)["kernels"]:
+        assert load_experiment(kernel["experiment"]).export == "packs/a b: c #1.json"
+
+
 @pytest.mark.parametrize("function", ["gated_norm", "layer_norm"])
 def test_a_job_gives_each_kernel_its_row_forward_and_backward(folder, function):
     import torch

@@ -13,9 +13,9 @@ from test_pack import PROVENANCE, make_table
 from typer.testing import CliRunner
 
 from tunefarm.cli.app import app
-from tunefarm.config import Config
+from tunefarm.config import CODE_OPTIONS, Config
 from tunefarm.device import nominal
-from tunefarm.errors import UserError
+from tunefarm.errors import DocumentError, UserError
 from tunefarm.frozen import FrozenMap
 from tunefarm.pack import Match, Pack, Row, dumps, seal
 from tunefarm.pack_reader import load_pack
@@ -134,6 +134,20 @@ def test_tf_060_067_imported_rows_reach_no_further_than_others(tmp_path: Path) -
         (MOE_NAME, MOE, MOE_WORDS[:-2], "names no tensor"),
         (MOE_NAME, MOE, (*MOE_WORDS[:6], *MOE_WORDS[-2:]), "holds E and N is not said"),
         (MOE_NAME.replace("H100_80GB_HBM3", "B200"), MOE, MOE_WORDS, "'NVIDIA B200' is not known"),
+        (MOE_NAME, {"16": {**MOE["1"], "num_warps": "four"}}, MOE_WORDS, "num_warps: is 'four', not an integer >= 1"),
+        (MOE_NAME, {"16": {**MOE["1"], "num_stages": -1}}, MOE_WORDS, "16.num_stages: is -1, not an integer >= 0"),
+        (MOE_NAME, {"16": {**MOE["1"], "BLOCK_SIZE_M": 1 << 80}}, MOE_WORDS, "BLOCK_SIZE_M: is an integer of 81 bits"),
+        (MOE_NAME, {"9" * 5000: MOE["1"]}, MOE_WORDS, "is no number of tokens"),
+        (MOE_NAME, {**MOE, "triton_version": 3.5}, MOE_WORDS, "triton_version: is 3.5, no version"),
+        (MOE_NAME, MOE, (*MOE_WORDS[:-1], "a_ptr=fp9"), "--tensor a_ptr=fp9: 'fp9' is no element type"),
+        (MOE_NAME, MOE, (*MOE_WORDS[:-1], "a_ptr="), "--tensor a_ptr=: '' is no element type"),
+        (MOE_NAME, MOE, (*MOE_WORDS[:-1], "N=bf16"), "has N both as a number and as a tensor"),
+        (MOE_NAME, MOE, (*MOE_WORDS, "--set", "top_k=nan"), "--set top_k=nan: is nan, no number"),
+        (MOE_NAME, MOE, (*MOE_WORDS, "--set", f"top_k={1 << 70}"), "is an integer of 22 digits"),
+        (MOE_NAME, MOE, (*MOE_WORDS, "--set", "N=4"), "says itself that N is 7168"),
+        (MOE_NAME, MOE, (*MOE_WORDS, "--dim", "X=x"), "--dim X=... is nothing that a file holds"),
+        (MOE_NAME, MOE, (*MOE_WORDS[:6], "--dim", "E=N", *MOE_WORDS[8:]), "N is named twice"),
+        (MOE_NAME, MOE, (*MOE_WORDS, "--name", "n"), "--name n says nothing of a file of vllm"),
     ],
 )  # fmt: skip
 def test_what_a_file_does_not_say_is_asked_for(
@@ -142,6 +156,24 @@ def test_what_a_file_does_not_say_is_asked_for(
     with pytest.raises(UserError, match=message.replace(".", r"\.")):
         imported(tmp_path / name, content, "vllm", *words)
     assert not (tmp_path / "pack.json").exists()
+
+
+def test_words_mean_what_the_runtime_sees(tmp_path: Path) -> None:
+    words = (*MOE_WORDS[:-1], "a_ptr=torch.float8_e4m3fn", "--set", "fast=true", "--set", "bias=none", "--set", "s=.5")
+    pack, _ = imported(tmp_path / MOE_NAME, MOE, "vllm", *words)
+    (row, *_) = pack.tables[0].rows
+    assert dict(row.match.dtypes) == {"a_ptr": "fp8e4nv"}
+    assert (row.match.dims["fast"], row.match.dims["bias"], row.match.dims["s"]) == (True, None, 0.5)
+
+
+@pytest.mark.parametrize("name", sorted(CODE_OPTIONS))
+def test_a_config_that_names_code_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / MOE_NAME
+    with pytest.raises(DocumentError, match=rf"64\.{name}: is code"):
+        imported(path, {**MOE, "64": {**MOE["64"], name: "a.ptx"}}, "vllm", *MOE_WORDS)
+    assert not path.with_name("pack.json").exists()
+    pack, _ = imported(path, {**MOE, "64": {**MOE["64"], name: None}}, "vllm", *MOE_WORDS)
+    assert not any(name in row.config.flat for row in pack.tables[0].rows)
 
 
 def test_a_device_can_be_that_of_a_pack(tmp_path: Path) -> None:
@@ -222,6 +254,8 @@ def test_what_triton_itself_would_write_is_read(tmp_path: Path) -> None:
         ({"key": KEY, "configs_timings": [[triton_config(1), 0]]}, r"configs_timings\[0\]\[1\]: is 0, no time"),
         ({"key": KEY, "configs_timings": TIMINGS[2:]}, "holds no config"),
         ({"key": KEY, "configs_timings": [[triton_config(1, ir_override="a.ttir"), 0.1]]}, "ir_override: is code"),
+        ({"key": KEY, "configs_timings": [[triton_config(1, extern_libs="a.bc"), 0.1]]}, "extern_libs: is code"),
+        ({"key": [*KEY[:-1], "torch.float9"], "configs_timings": TIMINGS[:1]}, "'torch.float9' is no element type"),
     ],
 )
 def test_tf_088_a_cache_file_that_is_none_is_refused(tmp_path: Path, content: Any, message: str) -> None:

@@ -12,9 +12,10 @@ import torch
 
 from tunefarm.bench.build import compile_launch
 from tunefarm.bench.launch import learn
-from tunefarm.bench.legality import MAX_TENSOR_ELEMENTS, MIN_DOT_K, illegal, screen, unfit
+from tunefarm.bench.legality import illegal, screen, unfit
 from tunefarm.config import Config
 from tunefarm.device import KIB, Device, nominal
+from tunefarm.limits import MAX_TENSOR_ELEMENTS, MIN_DOT_K
 from tunefarm.spec.workload import Workload
 from tunefarm.trial import Build, Failure
 

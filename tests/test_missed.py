@@ -12,9 +12,11 @@ import pytest
 import yaml
 from farm import KERNEL, THREE, Warm, environment, tunefarm, write_experiment, write_landscape
 
+from tunefarm.cli.misses import _write
 from tunefarm.cli.opening import open_experiment
+from tunefarm.errors import InfrastructureError, SpecError
 from tunefarm.frozen import FrozenMap
-from tunefarm.missed import Missed, Solver, differs
+from tunefarm.missed import MARK, Found, Missed, Solver, differs
 from tunefarm.pack_reader import load_pack
 from tunefarm.problem import Problem
 
@@ -118,6 +120,27 @@ def test_what_cannot_be_solved_is_left_out_with_the_reason(tmp_path: Path, store
     none = warm(*MISSES, "-o", "none.yaml", folder=tmp_path, store=store)
     assert none.returncode == 2
     assert not (tmp_path / "none.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "error"),
+    [({"n": 2048, "dtype": "fp32"}, InfrastructureError), ({"n": 2048, "dtype": "fp31"}, SpecError)],
+)
+def test_what_is_there_stays_until_what_replaces_it_is_known_to_be_right(
+    tmp_path: Path, variables: dict[str, Any], error: type[Exception]
+) -> None:
+    write(tmp_path)
+    resolved = open_experiment(tmp_path / "experiment.yaml")
+    other = Problem(dims=FrozenMap(n=4096))
+    missed = Missed(kernel="fill_kernel", problem=other, launches=1)
+    found = [Found(missed=missed, variables=FrozenMap(variables), problem=other)]
+    for text in ("", f"{MARK} of old"):
+        (tmp_path / "missed.yaml").write_text(text) if text else None
+        before = sorted(tmp_path.iterdir())
+        with pytest.raises(error):
+            _write(tmp_path / "missed.yaml", resolved, found)
+        assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "missed.yaml").read_text() == text
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from runtime_kernels import LADDER, SM_90, make_pack, own
 from test_pack import make_row, make_table
 from test_pack_fuzz import mutated, resealed, used, whole
 
+from tunefarm.config import CODE_OPTIONS
 from tunefarm.document import canonical, digest, one_row_a_line
 from tunefarm.errors import PackError
 from tunefarm.pack import Pack, Row, bind, dumps, seal, table_head
@@ -184,7 +185,7 @@ def test_a_job_goes_on_without_rows_that_make_no_sense(
 
 
 @pytest.mark.parametrize("part", ["params", "options"])
-@pytest.mark.parametrize("name", ["ir_override", "extern_libs", "ptx_options"])
+@pytest.mark.parametrize("name", sorted(CODE_OPTIONS))
 def test_a_row_cannot_have_code_of_a_file_run_in_the_kernels_place(
     part: str, name: str, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

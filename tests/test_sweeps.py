@@ -129,6 +129,29 @@ def test_one_bad_among_good_ones_is_refused_before_anything_runs(three: Path, st
     assert not list((three / "sweeps").rglob("ledger.jsonl"))
 
 
+def test_two_experiments_of_one_kernel_are_told_apart(three: Path, store: Path) -> None:
+    """The same problem of one kernel: each study says whose it is, and the end says whose winner is in the pack."""
+    write(three, "b")
+    done = tunefarm("sweep", *FILES[:2], *SWEEP[:-3], "-o", "all.json", folder=three, store=store)
+    assert done.returncode == 0, done.stderr
+    for name in "ab":
+        assert f"\n{name}: fill sm_90 1000 fp32: " in done.stderr
+        assert f" {name} sm_90 1000 fp32 " in done.stdout
+    assert "a and b each have a winner for fill sm_90 1000 fp32: the pack holds the last one's" in done.stdout
+    assert load_pack(three / "all.json").num_rows == 1
+
+
+@pytest.mark.parametrize(("text", "says"), [("{}", "is not a tunefarm pack"), (None, "cannot be written")])
+def test_a_pack_that_cannot_be_written_is_said_of_the_pack(
+    three: Path, store: Path, warm: Warm, text: str | None, says: str
+) -> None:
+    (three / "all.json").mkdir() if text is None else (three / "all.json").write_text(text)
+    done = warm("sweep", *FILES, *SWEEP, folder=three, store=store)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: all.json: {says}")
+    assert not (three / "sweeps").exists()
+
+
 def test_a_folder_stands_for_the_experiments_in_it(three: Path, store: Path, warm: Warm) -> None:
     shown = warm("plan", "a", "b", "--json", folder=three, store=store)
     assert shown.returncode == 0, shown.stderr

@@ -326,7 +326,7 @@ def test_an_older_torch_is_told_of_the_rows_once_cuda_is_in_use(monkeypatch: pyt
     early = settings["lookup_table.table"].default
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr("tunefarm.runtime.templates.live_device", lambda _: H200)
+    monkeypatch.setattr("tunefarm.runtime.kernels.live_device", lambda _: H200)
     (settle,) = later
     settle()
     assert settings["lookup_table.table"].default != early

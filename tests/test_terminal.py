@@ -116,7 +116,7 @@ def narrate(progress: Progress, played: farm.Played) -> None:
         progress.began([], 3)
         progress.moved(played.board, [])
         for result in played.results:
-            progress.ended(result)
+            progress.ended(result, "fill")
 
 
 def test_one_of_something_is_no_several(tmp_path: Path, fleet: Fleet, store: Path) -> None:

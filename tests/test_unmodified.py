@@ -131,6 +131,9 @@ def test_an_operator_may_say_no(job: Path, variables: dict[str, str], says: str)
         (["train.py"], {"TUNEFARM_PACK": "typo.json"}, "typo.json: no such file"),
         (["typo.py"], {"TUNEFARM_PACK": "pack.json"}, "typo.py: no such file"),
         (["-m"], {"TUNEFARM_PACK": "pack.json"}, "-m is followed by no module"),
+        (["-m", "typo.train"], {"TUNEFARM_PACK": "pack.json"}, "-m typo.train: no such module"),
+        (["-m", ".train"], {"TUNEFARM_PACK": "pack.json"}, "-m .train: no such module"),
+        (["."], {"TUNEFARM_PACK": "pack.json"}, ".: is a folder without __main__.py"),
         (["train.py"], {"TUNEFARM_PACK": "pack.json", "TUNEFARM": "perhaps"}, "TUNEFARM is 'perhaps' (it is on or off"),
         (["train.py"], {"TUNEFARM_PACK": "pack.json", "TUNEFARM_ON_MISS": "guess"}, "on_miss is 'guess'"),
     ],
@@ -176,11 +179,21 @@ def test_each_process_leaves_a_report(job: Path, tmp_path: Path) -> None:
     assert 'tunefarm_pack_misses_total{rank="3",kernel="tuned",kind="launch"} 2' in text
 
 
-def test_a_report_that_cannot_be_written_harms_nobody(job: Path) -> None:
-    code = "import tunefarm; tunefarm.activate('pack.json')"
-    done = run(job, "-c", code, TUNEFARM_REPORT="/proc/nowhere")
+@pytest.mark.parametrize("where", ["/proc/nowhere", "pack.json"])
+def test_a_report_that_cannot_be_written_is_said_once_and_early_and_harms_nobody(job: Path, where: str) -> None:
+    before = (job / "pack.json").read_bytes()
+    code = "import sys, tunefarm; tunefarm.activate('pack.json'); print('the job runs', file=sys.stderr)"
+    done = run(job, "-c", code, TUNEFARM_REPORT=where)
     assert done.returncode == 0
-    assert "no report of packs is left in /proc/nowhere" in done.stderr
+    assert done.stderr.startswith(f"no report of packs is left in {where}: ")
+    assert done.stderr.count("no report of packs") == 1
+    assert (job / "pack.json").read_bytes() == before
+
+
+def test_a_kernel_that_is_excluded_and_in_no_table_is_named(job: Path) -> None:
+    done = run(job, "-c", "import tunefarm; tunefarm.activate('pack.json')", TUNEFARM_EXCLUDE="tuned,tunde")
+    assert "pack.json: has no table of tunde, named in TUNEFARM_EXCLUDE" in done.stderr
+    assert "pack.json: tables of tuned are not used: TUNEFARM_EXCLUDE" in done.stderr
 
 
 COMPILED = """\

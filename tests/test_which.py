@@ -145,6 +145,13 @@ def test_the_command_answers_with_its_exit_code(path: Path) -> None:
         (["k", "x=16", "--device", "H100"], "x=16 is no dtype"),
         (["other", "--device", "H100"], "has no table of kernel other"),
         (["k", "n=16", "--device", "H10"], "'H10' is not known"),
+        (["k", "n=16", "k=64", "x=bf17", "--device", "H100"], "x=bf17 is no dtype"),
+        (["k", "n=16", "k=64", "x=bf16:", "--device", "H100"], "x=bf16: is no dtype"),
+        (["k", "n=many", "k=64", "--device", "H100"], "n=many is no value that a row has (rows have (512, 2048]"),
+        (["k", "n=inf", "k=64", "--device", "H100"], "n=inf is inf, no number"),
+        (["k", f"n={10**30}", "k=64", "--device", "H100"], "is an integer of 31 digits"),
+        (["k", "n=16", "k=64", "--device", "H100", "--source-hash", "xyz"], "--source-hash 'xyz' is no source hash"),
+        (["k", "n=16", "k=64", "--device", "H100", "--unspecialised", "m"], "asks about m, named as --unspecialised"),
     ],
 )
 def test_a_question_that_makes_no_sense_is_asked_back(path: Path, words: list[str], message: str) -> None:

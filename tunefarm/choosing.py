@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tunefarm.config import LIBRARY, Config
 from tunefarm.errors import UserError
 from tunefarm.gemm import TEMPLATES, Gemm, gemm_of
+from tunefarm.settings import default, forget, set_default
 
 BACKENDS = "ATEN,TRITON"
 _KEY = "__torchinductor_choices_of_tunefarm"
-_CACHES = {"_hash_dirty_var": True, "_hash_cache_var": None, "_get_dict_dirty_keys_var": None,
-           "_get_dict_cache_var": None}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,10 +74,8 @@ def refresh() -> None:
 
     if not hasattr(config, "_cache_config_factory_keys") and _choosers:
         # An older Inductor asks no handler for a part of its key. This setting is one, and nobody reads it by our name.
-        setting = getattr(config, "_config")["lookup_table.table"]  # noqa: B009
-        _drop_copy(setting, config)
-        setting.default = {"tunefarm": [{"digest": _choosers[-1].identity()}]}
-    _forget(config)
+        set_default("lookup_table.table", {"tunefarm": [{"digest": _choosers[-1].identity()}]})
+    forget()
 
 
 def template_hash(op: str) -> str:
@@ -127,16 +123,13 @@ def _put() -> Iterator[Callable[[], None]]:
     """Puts handler and settings in place for all threads; yields what undoes each step."""
     from torch._inductor import config, select_algorithm, virtualized
 
-    entries: Mapping[str, Any] = getattr(config, "_config")  # noqa: B009 (a module whose attributes are settings)
     settings = {
         "max_autotune_gemm": True, "max_autotune_gemm_backends": BACKENDS, "inductor_choices_class": _make_handler,
         **({} if hasattr(config, "_cache_config_factory_keys") else {"lookup_table.table": None}),
     }  # fmt: skip
     for name, value in settings.items():
-        entry = entries[name]
-        yield functools.partial(_reset, entry, entry.default, config)
-        # Of a setting that is given, each thread sees its own; the default is everybody's.
-        entry.default = value
+        yield functools.partial(set_default, name, default(name))
+        set_default(name, value)
     # Each thread keeps the handler that it first saw, under this name.
     held: Any = virtualized._choices
     yield functools.partial(setattr, held, "_key", held._key)
@@ -144,34 +137,6 @@ def _put() -> Iterator[Callable[[], None]]:
     cache: Any = select_algorithm.get_algorithm_selector_cache()
     if _only_one not in cache.preprocessing_fns:
         select_algorithm.add_preprocessing_fn(_only_one)
-
-
-def _reset(entry: Any, default: Any, config: Any) -> None:
-    _drop_copy(entry, config)
-    entry.default = default
-    _forget(config)
-
-
-def _drop_copy(entry: Any, config: Any) -> None:
-    """Reading a default that is no plain value makes it this thread's own setting, or in older releases everybody's."""
-    from torch.utils import _config_module
-
-    own = entry.user_override
-    if not isinstance(own, ContextVar):
-        if isinstance(entry.default, dict) and own == entry.default:
-            entry.user_override = _config_module._UNSET_SENTINEL
-    elif callable(entry.default) and own.get() is entry.default:
-        delattr(config, own.name)
-        entry.hide = False
-
-
-def _forget(config: Any) -> None:
-    """Threads keep what they made of the settings, and would not notice a new default."""
-    for name, fresh in _CACHES.items():
-        if hasattr(config, name):
-            setattr(config, name, ContextVar(name, default=fresh))
-    if hasattr(config, "_is_dirty"):
-        config._is_dirty = True
 
 
 def _make_handler() -> Any:

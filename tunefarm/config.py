@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -14,9 +16,9 @@ Value: TypeAlias = bool | int | float | str | None
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """Launch options that every Triton release from 3.6 to 3.9 knows; a backend may declare more."""
 
-FOREIGN_CODE = frozenset({"extern_libs", "ir_override", "ptx_options"})
-"""Options by which Triton or its assembler takes code or words from a file, in place of the kernel's own or beside it:
-nobody may tune them, and no row may have them."""
+CODE_OPTIONS = frozenset({"extern_libs", "ir_override", "pre_hook", "ptx_options"})
+"""What in Triton's configs is code, or names a file or words by which Triton or its assembler runs other code than the
+kernel's: nobody may tune them, and no row may have them."""
 
 MAX_BITS = 64
 """Of an integer that a kernel can be given. Optuna takes none that no float comes near, and neither do features."""
@@ -30,6 +32,29 @@ def is_small(value: int) -> bool:
 def show(value: Value) -> str:
     """A value as it appears in keys, logs and tables."""
     return str(value)
+
+
+def read_value(text: str) -> Value:
+    """A value as people write it: `true`, `false`, `none`, a number, or else text.
+
+    Raises:
+        UserError: it is a number that no kernel can be given.
+    """
+    words: dict[str, Value] = {"true": True, "false": False, "none": None}
+    if text.casefold() in words:
+        return words[text.casefold()]
+    if re.fullmatch(r"[+-]?[0-9]+", text):
+        # Python itself refuses to read very long ones.
+        if len(text) > MAX_BITS or not is_small(int(text)):
+            raise UserError(f"is an integer of {len(text)} digits", hint=f"a kernel's have {MAX_BITS} bits at most")
+        return int(text)
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    if not math.isfinite(number):
+        raise UserError(f"is {text}, no number", hint="write a finite one")
+    return number
 
 
 def counted(number: int, what: str, many: str = "") -> str:

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tunefarm.config import Value
+from tunefarm.config import Config, Value
 from tunefarm.frozen import FrozenMap
+from tunefarm.limits import num_bits
 from tunefarm.problem import Problem
 
 TEMPLATES = {"mm": "mm", "addmm": "mm", "bmm": "bmm", "scaled_mm": "mm"}
@@ -38,6 +39,20 @@ class Gemm:
     op: str
     problem: Problem
     refusal: str = ""
+
+
+def in_flight_bytes(config: Config, operands: Sequence[str]) -> int:
+    """Bytes of shared memory for all but one stage of both operands: the least that a block of a template takes.
+
+    One of which no four bytes lie together is not loaded ahead, and takes less.
+
+    Args:
+        config: of the template, with its blocks.
+        operands: their element types.
+    """
+    values: Any = {"num_stages": 1, **config.flat}
+    size = min(map(num_bits, operands)) // 8
+    return int(size * (values["num_stages"] - 1) * values["BLOCK_K"] * (values["BLOCK_M"] + values["BLOCK_N"]))
 
 
 class Unfit(Exception):

@@ -22,6 +22,11 @@ _NAME = re.compile(r"^def [^(]+\(")
 _NUMBER = re.compile(r"_\d+$")
 _SPLIT = re.compile(rf"'{SPLIT}': (\d+)")
 _HEURISTIC = re.compile(r"@triton_heuristics\.persistent_reduction\(\s*size_hints=\{[^{}]*\},\s*reduction_hint=[\w.]+,")
+_LEAST = re.compile(r"'min_(x|r)block': (\d+)")
+_LEAST_OF_TMA = re.compile(r"'tma_min_block_sizes': \{([^{}]*)\}")
+_LEAST_OF_SCAN = re.compile(r"'min_split_scan_rblock': (\d+)")
+_SCAN = "@triton_heuristics.split_scan("
+_PAIR = re.compile(r"'(\w+)': (\d+)")
 JIT = "@triton.jit\n"
 
 
@@ -51,6 +56,22 @@ def key_of(hints: str, kernel: str) -> str:
         kernel: its text, from `def` to its end.
     """
     return hashlib.sha256((hints + _NAME.sub("(", kernel.strip(), count=1)).encode()).hexdigest()
+
+
+def least_blocks(told: str) -> dict[str, int]:
+    """The least blocks that a kernel's text is right with, by name.
+
+    Args:
+        told: what Inductor says about the kernel, as text: the head of its file, or its `inductor_meta`.
+    """
+    found = [("XBLOCK" if axis == "x" else "R0_BLOCK", size) for axis, size in _LEAST.findall(told)]
+    found += [pair for inside in _LEAST_OF_TMA.findall(told) for pair in _PAIR.findall(inside)]
+    if _SCAN in told:  # whose host code has made room for no more programs
+        found += [("R0_BLOCK", size) for size in _LEAST_OF_SCAN.findall(told)]
+    least: dict[str, int] = {}
+    for name, size in found:
+        least[name] = max(int(size), least.get(name, 1))
+    return least
 
 
 def pinned(head: str, config: Mapping[str, int]) -> str | None:

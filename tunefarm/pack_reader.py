@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, overload
 
-from tunefarm.config import FOREIGN_CODE, Config, Value
+from tunefarm.config import CODE_OPTIONS, Config, Value
 from tunefarm.device import Device
 from tunefarm.document import canonical, parse_json, read_text
 from tunefarm.errors import PackError, UserError
@@ -251,7 +251,7 @@ class _Reader:
     def config(self, data: Any, at: str) -> Config:
         parts = {part: self.scalars(data, part, at) for part in ("params", "options")}
         for part, values in parts.items():
-            if named := sorted(values.keys() & FOREIGN_CODE):
+            if named := sorted(values.keys() & CODE_OPTIONS):
                 raise PackError("may name a file of code to run in the kernel's place", file=self.file,
                                 key=f"{at}.{part}.{named[0]}", hint="a pack holds no code: use another")  # fmt: skip
         try:

@@ -7,7 +7,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tunefarm.config import Value
+from tunefarm.errors import UserError
 from tunefarm.frozen import FrozenMap
+
+SPELLING = {
+    "bool": "u1", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64",
+    "float8_e4m3fn": "fp8e4nv", "float8_e4m3fnuz": "fp8e4b8", "float8_e5m2": "fp8e5", "float8_e5m2fnuz": "fp8e5b16",
+    **{f"int{n}": f"i{n}" for n in (8, 16, 32, 64)}, **{f"uint{n}": f"u{n}" for n in (8, 16, 32, 64)},
+}  # fmt: skip
+"""Element types in Triton's spelling, by torch's."""
+
+
+def read_dtype(word: str) -> str:
+    """An element type that a person or a file names in torch's spelling or in Triton's, in the latter.
+
+    Raises:
+        UserError: it is none.
+    """
+    plain = word.removeprefix("torch.")
+    dtype = SPELLING.get(plain, plain)
+    if dtype not in SPELLING.values():
+        raise UserError(f"{word!r} is no element type", hint=f"it is one of {', '.join(SPELLING.values())}")
+    return dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

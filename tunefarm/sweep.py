@@ -48,8 +48,8 @@ class Watcher(Protocol):
         """Something was built or measured."""
         ...
 
-    def ended(self, result: StudyResult) -> None:
-        """A study has ended."""
+    def ended(self, result: StudyResult, experiment: str) -> None:
+        """A study of an experiment of that name has ended."""
         ...
 
 
@@ -213,7 +213,7 @@ class Sweep:
         self._tracker.study(result, contest.best_ms)
         if result.source:
             self._mirror.show(result.study, result.trials, result.winner)
-        self._watcher.ended(result)
+        self._watcher.ended(result, self.experiment.name)
 
 
 def run_through(

@@ -17,7 +17,7 @@ from typing import Any
 
 from tunefarm.bench.cubin import code_hash, resources
 from tunefarm.bench.launch import Launch
-from tunefarm.config import FOREIGN_CODE
+from tunefarm.config import CODE_OPTIONS
 from tunefarm.document import digest
 from tunefarm.errors import InfrastructureError
 from tunefarm.frozen import FrozenMap
@@ -59,7 +59,7 @@ def launch_options(target: int = 90) -> frozenset[str]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
 
-    internal = {"arch", "backend_name", "debug", "instrumentation_mode", "warp_size"} | FOREIGN_CODE
+    internal = {"arch", "backend_name", "debug", "instrumentation_mode", "warp_size"} | CODE_OPTIONS
     return frozenset(make_backend(GPUTarget("cuda", target, 32)).parse_options({}).__dict__) - internal
 
 

@@ -1,26 +1,20 @@
 """Legality: what a device can never run, known before anything is compiled, or from the compiler's word.
 
-Limits of the programming model come from the CUDA programming guide; those of Triton from its own sources, with the
-release named. Tile and dot rules apply only to tiles that the workload declares: a param may mean anything else.
+Tile and dot rules apply only to tiles that the workload declares: a param may mean anything else.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 from tunefarm.config import Config
 from tunefarm.device import KIB, Device
 from tunefarm.frozen import FrozenMap
+from tunefarm.limits import no_tile, too_many_threads, too_shallow
 from tunefarm.spec.workload import Workload
 from tunefarm.trial import Build, Failure
 
-MAX_TENSOR_ELEMENTS = 1 << 20
-"""`tl.TRITON_MAX_TENSOR_NUMEL`, Triton 3.6 to 3.9."""
 MAX_GRID = (2**31 - 1, 65535, 65535)
-MIN_DOT_K = {8: 32, 16: 16, 32: 16, 64: 16}
-"""Least K of `tl.dot` by bits of its operands; M and N may be 1 (`min_dot_size`, Triton 3.6 to 3.9)."""
-
 
 LEAST_CAPABILITY = {"bf16": (8, 0), "fp8e4nv": (8, 9)}
 """Compute capability from which NVIDIA's units convert an element type (`supported_fp8_dtypes`, Triton 3.6 to 3.9)."""
@@ -50,14 +44,14 @@ def illegal(config: Config, workload: Workload, device: Device, dtypes: Iterable
         dtypes: element types of the problem's tensors in Triton's spelling. Which of them meet in a dot is not known,
             so the widest decides the least K.
     """
-    for rule in (_threads, _cluster, _maxnreg):
+    for rule in (too_many_threads, _cluster, _maxnreg):
         if failure := rule(config, device):
             return failure
     for group in workload.tiles:
-        if failure := _tile(config, group):
+        if failure := no_tile(config, group):
             return failure
     for dot in workload.dots:
-        if failure := _dot(config, dot, dtypes):
+        if failure := too_shallow(config, dot[2], dtypes):
             return failure
     return None
 
@@ -98,18 +92,6 @@ def unfit(build: Build, device: Device) -> Failure | None:
     return None
 
 
-def _threads(config: Config, device: Device) -> Failure | None:
-    warps = config.options.get("num_warps", 4)
-    threads = warps * device.warp_size if isinstance(warps, int) else 0
-    if threads <= device.max_threads:
-        return None
-    limit = f"{device.max_threads // device.warp_size} warps of {device.warp_size}"
-    return Failure(
-        stage="legality", kind=f"threads per block <= {device.max_threads}",
-        message=f"threads per block {threads} > {device.max_threads} ({limit})",
-    )  # fmt: skip
-
-
 def _cluster(config: Config, device: Device) -> Failure | None:
     ctas = config.options.get("num_ctas") or 1
     if not isinstance(ctas, int) or ctas == 1:
@@ -129,36 +111,3 @@ def _maxnreg(config: Config, device: Device) -> Failure | None:
     return Failure(
         stage="legality", kind="maxnreg in 1..255", message=f"maxnreg={limit}: a thread has at most 255 registers"
     )
-
-
-def _tile(config: Config, group: tuple[str, ...]) -> Failure | None:
-    sizes = [config.params.get(name) for name in group]
-    shown = " x ".join(f"{name}={size}" for name, size in zip(group, sizes, strict=True))
-    numbers = [size for size in sizes if isinstance(size, int)]
-    if any(size < 1 or size & (size - 1) for size in numbers):
-        return Failure(
-            stage="legality", kind="tile sizes are powers of two",
-            message=f"tile {shown}: tl.arange needs powers of two",
-        )  # fmt: skip
-    if math.prod(numbers) > MAX_TENSOR_ELEMENTS:
-        return Failure(
-            stage="legality", kind=f"tensor elements <= {MAX_TENSOR_ELEMENTS}",
-            message=f"tile {shown} has {math.prod(numbers)} elements, Triton allows {MAX_TENSOR_ELEMENTS}",
-        )  # fmt: skip
-    return None
-
-
-_BITS = {"fp8e4nv": 8, "fp8e5": 8, "fp8e4b8": 8, "fp8e5b16": 8, "i8": 8, "u8": 8, "bf16": 16, "fp16": 16}
-
-
-def _dot(config: Config, dot: tuple[str, str, str], dtypes: Iterable[str]) -> Failure | None:
-    # Int8 weights may be widened before the dot and an int8 mask never meets one: only what is sure is ruled out.
-    widest = max((_BITS.get(dtype, 32) for dtype in dtypes), default=32)
-    least = MIN_DOT_K[widest]
-    depth = config.params.get(dot[2])
-    if isinstance(depth, int) and depth < least:
-        return Failure(
-            stage="legality", kind=f"tl.dot K >= {least}",
-            message=f"{dot[2]}={depth}: tl.dot of {widest}-bit operands needs K >= {least}",
-        )  # fmt: skip
-    return None

@@ -134,10 +134,13 @@ def _print_closing(
     from tunefarm.cli.terminal import closing_tables, console, left_line, study_line
 
     out = console()
+    names = [ending.order.spec.name for ending in endings for _ in ending.results] if len(endings) > 1 else []
     if not quiet:
-        for table in closing_tables(results, out.width):
+        for table in closing_tables(results, out.width, names):
             out.print(table)
-    lines = [study_line(result) for result in results if quiet and result.status.value == "no_winner"]
+    said = [f"{name}: " for name in names] or [""] * len(results)
+    lost = [name + study_line(r) for name, r in zip(said, results, strict=True) if r.status.value == "no_winner"]
+    lines = lost if quiet else []
     replayed = sorted({r.study.device.name for r in results if r.source == "replayed"})
     if replayed:
         files = ", ".join(dict.fromkeys(result.recording for result in results if result.recording)) or "a landscape"

@@ -50,6 +50,21 @@ def left_out(results: Sequence[StudyResult]) -> list[str]:
     return contended + [f"replayed winners of {name} are not exported with measured ones" for name in names]
 
 
+def answered_twice(harvests: Sequence[Harvest]) -> list[str]:
+    """What several experiments have a winner for, of which a pack holds one."""
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    for harvest in harvests:
+        kernel, source, _ = harvest.order.resolved.workload.packed_as
+        for study in (result.study for result in exportable(harvest.results)):
+            place = kernel, source, study.device.key, study.problem.key
+            found.setdefault(place, {})[harvest.order.spec.name] = study.label
+    return [
+        f"{' and '.join(names)} each have a winner for {next(reversed(names.values()))}: the pack holds the last one's"
+        for names in found.values()
+        if len(names) > 1
+    ]
+
+
 def find_incumbents(pack: Pack | None, planned: Sequence[PlannedStudy]) -> dict[str, Config]:
     """What an earlier pack holds for each study's own problem and device."""
     found: dict[str, Config] = {}

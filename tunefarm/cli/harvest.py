@@ -39,17 +39,20 @@ def harvest(
     where = named(device)
     nominal(where.arch)
     check_output(out / "experiment.yaml")
+    export = export or f"packs/{out.resolve().name}.json"
+    check_output(Path(export))
     # Before anything imports torch.
     standin.prepare(cache_folder())
     if pack is not None:
+        from tunefarm.pack_reader import load_pack
         from tunefarm.runtime.activation import activate
 
-        activate(pack, device=where, layers=LAYERS_BEFORE)
+        # A job would go on without a damaged one; what is harvested without it would be other kernels.
+        activate(load_pack(pack), device=where, layers=LAYERS_BEFORE)
     from tunefarm.inductor.gemms import write_gemms
     from tunefarm.inductor.harvest import harvest as gather
 
     gathered = gather(function, ".", where, products=pack is None)
-    export = export or f"packs/{out.resolve().name}.json"
     written = [_write(kernel, out, where, export) for kernel in gathered.kernels]
     products = write_gemms(gathered.products, out, archs=[where.arch], export=export)
     left = [*gathered.left, *((reason, counted(number, "call")) for reason, number in products.left_out.items())]

@@ -75,7 +75,7 @@ def _shown(found: Found) -> str:
 
 
 def _write(out: Path, resolved: Resolved, found: list[Found]) -> list[str]:
-    """Writes the experiment, sees that it plans to what was missed, and returns what people should know."""
+    """Writes the experiment if it plans to what was missed, and returns what people should know."""
     from tunefarm.cli.opening import open_experiment
     from tunefarm.document import write_atomic
     from tunefarm.errors import InfrastructureError, LandscapeError
@@ -88,15 +88,16 @@ def _write(out: Path, resolved: Resolved, found: list[Found]) -> list[str]:
     notes: list[str] = []
     for keep in (True, False):
         text = rewrite(document, found, source=source.parent, folder=out.parent, keep_landscapes=keep)
-        write_atomic(out, text.encode())
         try:
-            written = open_experiment(out)
-            planned = plan(written, choose_targets(written.experiment, []))
+            made = open_experiment(out, text)
+            planned = plan(made, choose_targets(made.experiment, []))
             break
         except LandscapeError as e:
+            if not keep:
+                raise
             notes.append(f"{e.file} is left out, so that a sweep of it needs a GPU: {e.args[0]}")
     keys = {study.study.problem.key for study in planned}
     if keys != {each.problem.key for each in found}:
-        out.unlink()
         raise InfrastructureError(f"{out} would not plan to the calls that were missed", hint="please report this")
+    write_atomic(out, text.encode())
     return notes

@@ -46,13 +46,18 @@ class MeterKind(enum.StrEnum):
     REPLAY = "replay"
 
 
-def open_experiment(path: Path, *, ship: bool = False) -> Resolved:
+def open_experiment(path: Path, text: str | None = None, *, ship: bool = False) -> Resolved:
     """Reads an experiment and imports what it names; see `import_experiment`.
+
+    Args:
+        path: its file.
+        text: what the file is going to hold; else it is read.
+        ship: as for `import_experiment`.
 
     Raises:
         UserError: something in it makes no sense; nothing was touched then.
     """
-    return import_experiment(load_experiment(path), ship=ship)
+    return import_experiment(load_experiment(path, text), ship=ship)
 
 
 def import_experiment(experiment: Experiment, *, ship: bool = False) -> Resolved:

@@ -97,6 +97,9 @@ def take_orders(
     from tunefarm.cli import opening
     from tunefarm.spec.experiment import load_experiment
 
+    if out is not None:
+        opening.check_output(out)
+        earlier_pack(str(out))
     written: dict[str, tuple[Path, Experiment, str, str]] = {}
     # What needs no PyTorch is checked before anything starts.
     for file in files:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import enum
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from tunefarm import __version__
 from tunefarm.cli.opening import check_output
-from tunefarm.config import Value, counted
+from tunefarm.config import Value, counted, read_value
 from tunefarm.device import named
 from tunefarm.document import read_bytes, write_atomic
 from tunefarm.errors import UserError
@@ -23,6 +23,9 @@ from tunefarm.interop import autotune, moe
 from tunefarm.interop.foreign import UNKNOWN, Foreign, Terms, to_pack
 from tunefarm.pack import Table, dumps
 from tunefarm.pack_reader import load_pack
+from tunefarm.problem import read_dtype
+
+T = TypeVar("T")
 
 
 class Source(enum.StrEnum):
@@ -82,7 +85,8 @@ def import_pack(
         )  # fmt: skip
     if source_hash and not re.fullmatch(r"[0-9a-f]{64}", source_hash):
         raise UserError(f"--source-hash {source_hash!r} is no source hash", hint="64 digits, whole: `pack show --json`")
-    foreign = _read(source, file, dims or (), names or (), _values(fixed), _pairs(tensors))
+    _check_words(source, {"--dim": dims, "--tensor": tensors, "--name": names})
+    foreign = _read(source, file, dims or (), names or (), _values(fixed), _dtypes(tensors))
     if not (kernel or foreign.kernel):
         raise UserError("does not name the kernel", file=str(file), hint="say --kernel")
     if not (device or foreign.device):
@@ -151,6 +155,37 @@ def _read(
     return moe.read(file, _pairs(dims), tensors, fixed)
 
 
+def _check_words(source: Source, given: dict[str, Sequence[str] | None]) -> None:
+    """Refuses what this tool's files do not need, and what names two things alike."""
+    moe_only = source in (Source.VLLM, Source.SGLANG)
+    for flag, words in given.items():
+        if words and (flag == "--name") == moe_only:
+            raise UserError(f"{flag} {words[0]} says nothing of a file of {source.value}", hint="leave it out")
+    arguments = [name for name in _pairs(given["--dim"]).values() if name] + list(given["--name"] or ())
+    if twice := sorted({name for name in arguments if arguments.count(name) > 1}):
+        raise UserError(f"{twice[0]} is named twice", hint="each argument of the kernel holds one thing")
+    if strange := sorted(_pairs(given["--dim"]).keys() - set(moe.DIMS)):
+        raise UserError(f"--dim {strange[0]}=... is nothing that a file holds", hint=f"it holds {', '.join(moe.DIMS)}")
+
+
+def _dtypes(words: Sequence[str] | None) -> dict[str, str]:
+    return _read_each("--tensor", words, read_dtype)
+
+
+def _values(words: Sequence[str] | None) -> dict[str, Value]:
+    return _read_each("--set", words, read_value)
+
+
+def _read_each(flag: str, words: Sequence[str] | None, read: Callable[[str], T]) -> dict[str, T]:
+    found: dict[str, T] = {}
+    for name, text in _pairs(words).items():
+        try:
+            found[name] = read(text)
+        except UserError as e:
+            raise UserError(f"{flag} {name}={text[:40]}: {e.args[0]}", hint=e.hint) from None
+    return found
+
+
 def _only(table: Table, only: Sequence[str]) -> Table:
     rows = table.rows
     for name, value in _pairs(only).items():
@@ -166,10 +201,6 @@ def _pairs(words: Sequence[str] | None) -> dict[str, str]:
             raise UserError(f"{word!r} is no NAME=VALUE, or is given twice", hint="write --dim M=num_tokens")
         pairs[name] = value
     return pairs
-
-
-def _values(words: Sequence[str] | None) -> dict[str, Value]:
-    return {k: int(v) if v.removeprefix("-").isdecimal() else v for k, v in _pairs(words).items()}
 
 
 def _hash(kernel_source: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +40,8 @@ def which(
 
     Example: tunefarm pack which packs/softmax.json softmax_kernel n_cols=5000 --device H100
     """
+    if not re.fullmatch(r"[0-9a-f]{0,64}", source_hash):
+        raise UserError(f"--source-hash {source_hash!r} is no source hash", hint="`pack show --json` has it")
     pack = load_pack(file)
     activation = Activation(pack=pack, label=str(file), strict=strict, allow_replayed=allow_replayed)
     known = [table.device for table in pack.tables]

@@ -235,7 +235,7 @@ def _run(group: Sequence[_Entrant], workers: Fleet, board: BuildBoard, progress:
 
 def _export(entrants: dict[int, _Entrant], endings: Sequence[Ending]) -> tuple[dict[str, Exception], list[str]]:
     """Why packs could not be written, by path, and what was left out of those that were."""
-    from tunefarm.cli.exporting import Harvest, export_all, left_out
+    from tunefarm.cli.exporting import Harvest, answered_twice, export_all, left_out
 
     by_path: dict[str, list[int]] = {}
     for number, entrant in entrants.items():
@@ -254,6 +254,7 @@ def _export(entrants: dict[int, _Entrant], endings: Sequence[Ending]) -> tuple[d
             )
             for n in numbers
         ]
+        notices += answered_twice(harvests) if path else []
         try:
             if path and export_all(path, harvests):
                 for number in numbers:

@@ -111,25 +111,33 @@ WIDE = 110
 """Columns of a terminal from which the closing table shows all it has."""
 
 
-def closing_tables(results: Sequence[StudyResult], width: int = WIDE) -> list[Table]:
-    """Studies that were measured, a row each: one table of all, and one for each recording that was replayed."""
-    groups: dict[str, list[StudyResult]] = {}
-    for result in results:
-        groups.setdefault(result.recording, []).append(result)
+def closing_tables(results: Sequence[StudyResult], width: int = WIDE, experiments: Sequence[str] = ()) -> list[Table]:
+    """Studies that were measured, a row each: one table of all, and one for each recording that was replayed.
+
+    Args:
+        results: of the studies.
+        width: columns of the terminal.
+        experiments: by study, whose it is; none where there is one experiment.
+    """
+    groups: dict[str, list[int]] = {}
+    for number, result in enumerate(results):
+        groups.setdefault(result.recording, []).append(number)
     tables = []
-    for recording, mine in groups.items():
-        tables.append(closing_table(mine, width))
+    for recording, numbers in groups.items():
+        mine = [results[number] for number in numbers]
+        tables.append(closing_table(mine, width, [experiments[number] for number in numbers] if experiments else ()))
         if recording:
             tables[-1].title, tables[-1].title_justify = replayed_from(mine[0]), "left"
     return tables
 
 
-def closing_table(results: Sequence[StudyResult], width: int = WIDE) -> Table:
+def closing_table(results: Sequence[StudyResult], width: int = WIDE, experiments: Sequence[str] = ()) -> Table:
     """Studies that were measured, a row each.
 
     Args:
         results: of a sweep.
         width: of the terminal; a narrow one leaves out what the gain says already.
+        experiments: names of those that the results are of, if they are several: two may tune one workload.
     """
     from rich import box
     from rich.table import Table
@@ -141,11 +149,12 @@ def closing_table(results: Sequence[StudyResult], width: int = WIDE) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("winner")
     workloads = {result.study.workload for result in results}
-    for result in results:
+    for number, result in enumerate(results):
         if result.status in (Status.WINNER, Status.NO_WINNER):
             label = result.study.label
-            if len(workloads) == 1:  # One workload's name need not stand in every row.
+            if len(workloads) == 1 or experiments:  # One workload's name need not stand in every row.
                 label = label.removeprefix(f"{result.study.workload} ")
+            label = f"{experiments[number]} {label}" if experiments else label
             cells = _cells(result)
             table.add_row(label, *(cells.get(name, "") for name in names), cells["winner"])
     return table
@@ -237,11 +246,12 @@ class Progress:
             self._builds = self._bars.add_task("compiled", total=num_builds, note="")
             self._studies = self._bars.add_task("measured", total=num_configs, note="")
 
-    def ended(self, result: StudyResult) -> None:
+    def ended(self, result: StudyResult, experiment: str) -> None:
         """One line for a study."""
         if self._bars is not None:
             self._bars.update(self._studies, advance=1)
-        self.say(study_line(result))
+        name = f"{experiment}: " if self._named else ""
+        self.say(f"{name}{study_line(result)}")
 
     def say(self, text: str) -> None:
         """A line above the bars."""

@@ -8,6 +8,7 @@ write_gemms(calls, Path("gemms"))      # gemms/mm.py, gemms/mm.yaml, gemms/addmm
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import textwrap
 import uuid
@@ -20,9 +21,9 @@ from tunefarm.choosing import Chooser, choose, template_hash
 from tunefarm.document import write_atomic
 from tunefarm.gemm import Gemm
 from tunefarm.inductor.rendering import FORMS, render, template_text
+from tunefarm.limits import num_bits
 
 MAX_BATCH = 65535
-_BITS = {"fp8e4nv": 8, "fp8e5": 8, "fp16": 16, "bf16": 16, "fp32": 32}
 
 
 @contextlib.contextmanager
@@ -283,10 +284,10 @@ def _experiment(op: str, calls: Mapping[Gemm, int], archs: Sequence[str], export
         *sorted(f"  - {{{', '.join(f'{k}: {v}' for k, v in _variables(g).items())}, weight: {n}}}"
                 for g, n in calls.items()),
     ]  # fmt: skip
-    size = min(_BITS[gemm.problem.dtypes["arg_A"]] for gemm in calls) // 8
+    size = min(num_bits(gemm.problem.dtypes["arg_A"]) for gemm in calls) // 8
     tail = textwrap.dedent(_SPACE) % size
     devices = "\n".join(f"  - {arch}" for arch in archs)
-    return "\n".join(lines) + f"\n{tail}\ndevices:\n{devices}\n\nexport: {export}\n"
+    return "\n".join(lines) + f"\n{tail}\ndevices:\n{devices}\n\nexport: {json.dumps(export, ensure_ascii=False)}\n"
 
 
 def _variables(gemm: Gemm) -> dict[str, object]:

@@ -101,7 +101,8 @@ def _generate(make: Callable[[], Any], reference: str) -> tuple[list[tuple[str, 
         with torch.device("cuda"), mock.patch("torch.utils.weakref", nobody):
             made = make()
         if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
-            raise SpecError(f"{reference} returned {type(made).__name__}, not (callable, inputs)", hint=HINT)
+            what = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
+            raise SpecError(f"{reference} returned {what}, not (callable, inputs)", hint=HINT)
         function, inputs = made
         inputs = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
         with _collecting(sources):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import textwrap
 from pathlib import Path
 from typing import Any
 
 from tunefarm.document import write_atomic
-from tunefarm.generated import SPLIT, STAGES
+from tunefarm.generated import SPLIT, STAGES, least_blocks
 from tunefarm.inductor.gemms import plain_name
 from tunefarm.inductor.kernel import DTYPES, GRIDS, Buffer, Generated
 
@@ -174,7 +175,8 @@ def _experiment(kernel: Generated, arch: str, torch: str, export: str, project: 
     space |= {"num_stages": (kernel.configs[0]["num_stages"],)}
     return _EXPERIMENT.format(
         heuristic=kernel.heuristic, numels=_numels(kernel), torch=torch, module=kernel.module, project=project,
-        arch=arch, export=export, problem=", ".join(f"{name}: {value}" for name, value in kernel.scalars.items()),
+        arch=arch, export=json.dumps(export, ensure_ascii=False),
+        problem=", ".join(f"{name}: {value}" for name, value in kernel.scalars.items()),
         space="\n".join(f"  {name}: [{', '.join(map(str, values))}]" for name, values in space.items()),
         constraints="\n".join(f"- {constraint}" for constraint in _constraints(kernel)),
     )  # fmt: skip
@@ -188,9 +190,7 @@ def _bounds(kernel: Generated, block: str) -> tuple[int, int]:
     prefix = block.removesuffix("BLOCK").lower()
     greatest = kernel.max_block.get(prefix.upper(), 1024)
     numel = 1 << max(0, kernel.numels[prefix] - 1).bit_length()
-    inner = kernel.meta["inductor_meta"]
-    least = inner.get({"x": "min_xblock", "r0_": "min_rblock"}.get(prefix, ""), None) or 1
-    least = max(least, (inner.get("tma_min_block_sizes") or {}).get(block, 1))
+    least = least_blocks(str(kernel.meta["inductor_meta"])).get(block, 1)
     first = kernel.configs[0][block]
     if kernel.split:
         # Inductor's own least for short rows.

@@ -17,15 +17,11 @@ from tunefarm.config import Config, Value
 from tunefarm.document import parse_json, read_text
 from tunefarm.errors import DocumentError, UserError
 from tunefarm.frozen import FrozenMap
-from tunefarm.interop.foreign import Answer, Foreign, config_of, file_name
+from tunefarm.interop.foreign import Answer, Foreign, config_of, file_name, with_fixed
 from tunefarm.pack import Table
+from tunefarm.problem import SPELLING, read_dtype
 
-_DTYPES = {
-    "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "bool": "u1",
-    "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5", "float8_e4m3fnuz": "fp8e4b8", "float8_e5m2fnuz": "fp8e5b16",
-    **{f"int{n}": f"i{n}" for n in (8, 16, 32, 64)}, **{f"uint{n}": f"u{n}" for n in (8, 16, 32, 64)},
-}  # fmt: skip
-_TORCH = {ours: theirs for theirs, ours in _DTYPES.items()}
+_TORCH = {ours: theirs for theirs, ours in SPELLING.items()}
 
 
 def read_triton(path: Path, names: Sequence[str], fixed: Mapping[str, Value]) -> Foreign:
@@ -62,7 +58,7 @@ def read_triton(path: Path, names: Sequence[str], fixed: Mapping[str, Value]) ->
     return Foreign(
         file=file, kernel=path.name.removesuffix(".autotune.json"), left_out=tuple(left_out),
         answers=tuple(
-            Answer(dims=FrozenMap({**dims, **fixed}), dtypes=FrozenMap(dtypes), config=config, median_ms=ms)
+            Answer(dims=with_fixed(dims, fixed, file=file), dtypes=FrozenMap(dtypes), config=config, median_ms=ms)
             for ms, config in best
         ),
     )  # fmt: skip
@@ -92,7 +88,10 @@ def read_fla(path: Path, names: Sequence[str], fixed: Mapping[str, Value]) -> Fo
         entry = _object(entry, file, at)
         dims, dtypes = _key(entry.get("autotune_key"), names, file, f"{at}.autotune_key")
         config = _config(entry.get("config"), file, f"{at}.config")
-        answers.append(Answer(dims=FrozenMap({**dims, **fixed}), dtypes=FrozenMap(dtypes), config=config))
+        answers.append(Answer(dims=with_fixed(dims, fixed, file=file), dtypes=FrozenMap(dtypes), config=config))
+    for name in ("kernel_name", "triton_version"):
+        if not isinstance(data.get(name, ""), str | None):
+            raise DocumentError(f"is {type(data[name]).__name__}, not text", file=file, key=name)
     left_out = ("default_config: a pack has no row for all other calls",) if data.get("default_config") else ()
     return Foreign(
         file=file, kernel=str(data.get("kernel_name") or path.stem), triton=str(data.get("triton_version") or ""),
@@ -154,11 +153,8 @@ def _median(timing: Any, file: str, key: str) -> float | None:
 
 def _config(value: Any, file: str, key: str) -> Config:
     data = _object(value, file, key)
-    for name in ("pre_hook", "ir_override"):
-        if data.get(name) is not None:
-            raise DocumentError("is code, which a pack cannot hold", file=file, key=f"{key}.{name}")
     kwargs = _object(data.get("kwargs", {}), file, f"{key}.kwargs")
-    rest = {k: v for k, v in data.items() if k not in ("kwargs", "pre_hook", "ir_override")}
+    rest = {k: v for k, v in data.items() if k != "kwargs"}
     return config_of({**kwargs, **rest}, file=file, key=key)
 
 
@@ -173,8 +169,10 @@ def _key(value: Any, names: Sequence[str], file: str, key: str) -> tuple[dict[st
     dtypes: dict[str, str] = {}
     for name, part in zip(names, value, strict=True):
         if isinstance(part, str) and part.startswith("torch."):
-            spelled = part.removeprefix("torch.")
-            dtypes[name] = _DTYPES.get(spelled, spelled)
+            try:
+                dtypes[name] = read_dtype(part)
+            except UserError as e:
+                raise DocumentError(f"{name}: {e.args[0]}", file=file, key=key, hint=e.hint) from None
         elif isinstance(part, bool | int | float | str | None):
             dims[name] = part
         else:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunefarm.config import LAUNCH_OPTIONS, Config, Value
+from tunefarm.config import CODE_OPTIONS, LAUNCH_OPTIONS, MAX_BITS, Config, Value, is_small
 from tunefarm.device import Device
 from tunefarm.errors import DocumentError, UserError
 from tunefarm.frozen import FrozenMap
@@ -17,6 +18,7 @@ from tunefarm.ranges import bounded
 OPTIONS = (*LAUNCH_OPTIONS, "waves_per_eu", "matrix_instr_nonkdim", "kpack")
 """Launch options that stand among the params in other tools' configs; the last three are AMD's."""
 
+_MAY_BE_ZERO = ("num_stages", "waves_per_eu", "matrix_instr_nonkdim")
 UNKNOWN = "unknown"
 MAX_NAME_BYTES = 200
 
@@ -123,9 +125,23 @@ def to_pack(foreign: Foreign, terms: Terms) -> Pack:
     return seal(Pack(tables=(table,)))
 
 
+def _wrong(value: Any) -> str:
+    """What is wrong with a value of a dim, param or option; empty if nothing is."""
+    if not isinstance(value, bool | int | float | str | None):
+        return f"is {type(value).__name__}, not a scalar"
+    if isinstance(value, int) and not is_small(value):
+        return f"is an integer of {value.bit_length()} bits, a kernel's have {MAX_BITS} at most"
+    return f"is {value}, not a finite number" if isinstance(value, float) and not math.isfinite(value) else ""
+
+
 def _row(file: str, answer: Answer, ranges: set[str]) -> Row:
     if not answer.dtypes:
         raise DocumentError("names no tensor and its dtype", file=file, hint="say --tensor NAME=DTYPE for each")
+    for name, value in answer.dims.items():
+        if wrong := _wrong(value):
+            raise DocumentError(f"{name} {wrong}", file=file)
+        if name in answer.dtypes:
+            raise DocumentError(f"has {name} both as a number and as a tensor", file=file, hint="name it once")
     dims: dict[str, Value | Bounds] = dict(answer.dims)
     for name in ranges:
         value = answer.dims.get(name)
@@ -147,6 +163,17 @@ def _fact(value: Value) -> str:
     return "one" if value == 1 else "div16" if value % 16 == 0 else ""
 
 
+def with_fixed(dims: Mapping[str, Value], fixed: Mapping[str, Value], *, file: str) -> FrozenMap[Value]:
+    """What the file says of a call, and what it does not.
+
+    Raises:
+        UserError: a value is given that the file says itself.
+    """
+    if both := sorted(dims.keys() & fixed.keys()):
+        raise UserError(f"says itself that {both[0]} is {dims[both[0]]}", file=file, hint=f"leave out --set {both[0]}")
+    return FrozenMap({**dims, **fixed})
+
+
 def file_name(name: str) -> str:
     """A name for a file, if it is one everywhere: a pack's words must not lead out of the folder.
 
@@ -162,13 +189,19 @@ def config_of(values: Mapping[str, Any], *, file: str, key: str) -> Config:
     """A config in which params and launch options stand side by side.
 
     Raises:
-        DocumentError: a value is no scalar.
+        DocumentError: a value is no scalar, or code.
     """
     for name, value in values.items():
-        if not isinstance(value, bool | int | float | str | None):
-            raise DocumentError(f"is {type(value).__name__}, not a scalar", file=file, key=f"{key}.{name}")
-    # One CTA and no limit of registers are what Triton does anyway.
-    said = {k: v for k, v in values.items() if (k, v) not in (("num_ctas", 1), ("maxnreg", None))}
+        if name in CODE_OPTIONS and value is not None:
+            raise DocumentError("is code, which a pack cannot hold", file=file, key=f"{key}.{name}")
+        if wrong := _wrong(value):
+            raise DocumentError(wrong, file=file, key=f"{key}.{name}")
+        least = 0 if name in _MAY_BE_ZERO else 1
+        if name in OPTIONS and value is not None and (type(value) is not int or value < least):
+            raise DocumentError(f"is {value!r}, not an integer >= {least}", file=file, key=f"{key}.{name}")
+    # One CTA, no limit of registers and no other code are what Triton does anyway.
+    usual = {"num_ctas": 1, "maxnreg": None, **dict.fromkeys(CODE_OPTIONS)}
+    said = {k: v for k, v in values.items() if k not in usual or v != usual[k]}
     return Config(
         params=FrozenMap((k, v) for k, v in said.items() if k not in OPTIONS),
         options=FrozenMap((k, v) for k, v in said.items() if k in OPTIONS),

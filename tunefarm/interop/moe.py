@@ -17,7 +17,7 @@ from tunefarm.config import Value
 from tunefarm.document import parse_json, read_text
 from tunefarm.errors import DocumentError, UserError
 from tunefarm.frozen import FrozenMap
-from tunefarm.interop.foreign import Answer, Foreign, config_of, file_name
+from tunefarm.interop.foreign import Answer, Foreign, config_of, file_name, with_fixed
 from tunefarm.pack import Table
 
 DIMS = ("M", "E", "N")
@@ -55,20 +55,22 @@ def read(path: Path, arguments: Mapping[str, str], tensors: Mapping[str, str], f
     if not isinstance(data, dict):
         raise DocumentError(f"must be an object, is {type(data).__name__}", file=file)
     version = data.pop("triton_version", "")
+    if not isinstance(version, str):
+        raise DocumentError(f"is {version!r}, no version", file=file, key="triton_version")
     folder = _FOLDER.fullmatch(path.resolve().parent.name)
     answers = []
     for key, values in data.items():
-        if not re.fullmatch(r"[1-9][0-9]*", key):
+        if not re.fullmatch(r"[1-9][0-9]{0,18}", key):
             raise DocumentError("is no number of tokens", file=file, key=key, hint="write it as 16, without zeros")
         if not isinstance(values, dict):
             raise DocumentError("is no config", file=file, key=key)
         told = {"M": int(key), "E": int(named["E"]), "N": int(named["N"])}
         dims = {arguments[name]: value for name, value in told.items() if arguments[name]}
         config = config_of(values, file=file, key=key)
-        answers.append(Answer(dims=FrozenMap({**dims, **fixed}), dtypes=FrozenMap(tensors), config=config))
+        answers.append(Answer(dims=with_fixed(dims, fixed, file=file), dtypes=FrozenMap(tensors), config=config))
     return Foreign(
         file=file, device=named["device"].replace("_", " "), answers=tuple(answers),
-        triton=str(version) or (folder[1].replace("_", ".") if folder else ""),
+        triton=version or (folder[1].replace("_", ".") if folder else ""),
         ranges=(arguments["M"],) if arguments["M"] else (),
     )  # fmt: skip
 

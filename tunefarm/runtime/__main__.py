@@ -9,6 +9,7 @@ for the variables.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import sys
@@ -65,8 +66,7 @@ def main(words: list[str]) -> None:
     as_module = words[0] == "-m"
     if as_module and len(words) < 2:
         raise UserError("-m is followed by no module", hint=USAGE)
-    if not as_module and not Path(words[0]).exists():
-        raise UserError("no such file", file=words[0], hint=USAGE)
+    _check_job(words[as_module], as_module=as_module)
     take_up(wish)
     os.environ["PYTHONPATH"] = os.pathsep.join([SITE, *_paths_of_children()])
     sys.argv = words[as_module:]
@@ -75,6 +75,18 @@ def main(words: list[str]) -> None:
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(words[0], run_name="__main__")
+
+
+def _check_job(name: str, *, as_module: bool) -> None:
+    if as_module:
+        # Only the outermost package: looking further imports it, and the kernels in it are yet to be made.
+        package = name.partition(".")[0]
+        if not package or importlib.util.find_spec(package) is None:
+            raise UserError(f"-m {name}: no such module", hint=USAGE)
+    elif not Path(name).exists():
+        raise UserError("no such file", file=name, hint=USAGE)
+    elif Path(name).is_dir() and not Path(name, "__main__.py").exists():
+        raise UserError("is a folder without __main__.py", file=name, hint=USAGE)
 
 
 def _paths_of_children() -> list[str]:

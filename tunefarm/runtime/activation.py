@@ -141,7 +141,10 @@ def _check_pack(terms: Activation) -> None:
 
 def _without(pack: Pack, label: str, exclude: frozenset[str]) -> Pack:
     """A pack without the tables of some kernels; sealed anew, as a rank that leaves them out chooses otherwise."""
-    excluded = sorted({table.kernel for table in pack.tables} & exclude)
+    known = {table.kernel for table in pack.tables}
+    excluded = sorted(known & exclude)
+    if strange := sorted(exclude - known):
+        ACTIVE.warn_once(f"{label}: has no table of {', '.join(strange)}, named in TUNEFARM_EXCLUDE")
     if not excluded:
         return pack
     ACTIVE.warn_once(f"{label}: tables of {', '.join(excluded)} are not used: TUNEFARM_EXCLUDE")

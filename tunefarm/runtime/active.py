@@ -78,6 +78,11 @@ class Active:
         return self.misses.setdefault((kernel, problem, reason), Tally())
 
     @property
+    def names_device(self) -> bool:
+        """Whether every pack in use is for a device that was named, so that none of this process's is asked for."""
+        return all(activation.device is not None for activation in self.activations)
+
+    @property
     def terms(self) -> Activation | None:
         """The latest activation: its word on misses counts."""
         return self.activations[-1] if self.activations else None

@@ -17,8 +17,8 @@ from tunefarm.runtime.active import ACTIVE, Tally, log
 from tunefarm.runtime.choice import Choice
 from tunefarm.runtime.kernels import (
     Signature,
+    device_at,
     is_aligned,
-    live_device,
     may_benchmark,
     plain_config,
     problem_of,
@@ -164,7 +164,10 @@ class Binding:
             else:
                 index = tensor.device.index
                 key.append((tensor.dtype, is_aligned(value), index))
-        choice = memo.get(tuple(key))
+        try:
+            choice = memo.get(tuple(key))
+        except TypeError:  # a list, say: no row is for it, and whether the kernel takes it is Triton's to say
+            return self._decide(values, index)
         if choice is None:
             choice = self._decide(values, index)
             choice.generation = generation
@@ -238,9 +241,7 @@ class Binding:
         """The rows for a device; what is wrong with other tables is said once."""
         lists = self._lists
         if index not in lists:
-            fixed = all(a.device is not None for a in ACTIVE.activations)
-            named = next((a.device for a in ACTIVE.activations if a.device is not None), None)
-            device = named if fixed or index is None else live_device(index)
+            device = device_at(index)
             if device is None:
                 return Shortlist(refused=("the call holds no tensor on a GPU",) if ACTIVE.activations else ())
             name = self.signature.name

@@ -16,11 +16,13 @@ from typing import Any
 from tunefarm.config import Config
 from tunefarm.device import Device
 from tunefarm.frozen import FrozenMap
-from tunefarm.generated import JIT, SPLIT, STAGES, key_of, parts_of, pinned, plain_name, public
+from tunefarm.generated import JIT, SPLIT, STAGES, key_of, least_blocks, parts_of, pinned, plain_name, public
+from tunefarm.limits import no_tile, too_many_threads
 from tunefarm.problem import Problem
 from tunefarm.runtime.active import ACTIVE, Tally
-from tunefarm.runtime.kernels import live_device, triton_version
+from tunefarm.runtime.kernels import CURRENT, device_at, live_device, triton_version
 from tunefarm.runtime.lookup import Offer, shortlist
+from tunefarm.settings import default, set_default
 
 LAYER = 3
 NAME = "autotune_lookup_table"
@@ -52,7 +54,7 @@ def follow() -> None:
         ACTIVE.warn_once(f"tables for Inductor's kernels are not used: torch {torch.__version__} has no {NAME}")
         return
     _watch(AsyncCompile)
-    if _ours or all(activation.device is not None for activation in ACTIVE.activations):
+    if _ours or ACTIVE.names_device:
         _settle()
     else:
         # Once CUDA is in use: which device this is cannot be told before, and forked children must not find it in use.
@@ -75,14 +77,11 @@ def _settle() -> None:
 
 
 def _device() -> Device | None:
-    named = next((a.device for a in ACTIVE.activations if a.device is not None), None)
-    if named is not None and all(a.device is not None for a in ACTIVE.activations):
-        return named
     import torch
 
-    if not torch.cuda.is_available():
-        return named
-    here = live_device(torch.cuda.current_device())
+    here = device_at(CURRENT)
+    if here is None or ACTIVE.names_device or not torch.cuda.is_available():
+        return here
     if len({live_device(index).key for index in range(torch.cuda.device_count())}) > 1:
         ACTIVE.warn_once(f"GPUs differ: Inductor's kernels take the configs of {here.name} on all of them")
     return here
@@ -98,19 +97,19 @@ def _listed(device: Device) -> dict[str, Offer]:
     refused: dict[str, tuple[str, ...]] = {}
     for kernel, key in sorted(kinds):
         found = shortlist(ACTIVE.activations, kernel, key, device, triton_version(), layer=LAYER, torch=here)
-        usable = [offer for offer in found.offers if _is_usable(offer.row.config)]
-        if usable:
-            offers[key] = usable[0]
-        elif found.offers:
-            ACTIVE.warn_once(f"{kernel}: {found.offers[0].row.config} is no config that Inductor's table can hold")
-        for message in (*found.notes, *found.refused):
+        reasons = [_misfit(offer.row.config, offer.activation.device or device) for offer in found.offers]
+        usable = [offer for offer, reason in zip(found.offers, reasons, strict=True) if not reason]
+        offers.update({key: usable[0]} if usable else {})
+        odd = [f"{kernel}: {o.row.config} {why}" for o, why in zip(found.offers, reasons, strict=True) if why]
+        for message in (*found.notes, *found.refused, *odd):
             ACTIVE.warn_once(message)
-        refused[kernel] = (*refused.get(kernel, ()), *found.refused)
+        refused[kernel] = (*refused.get(kernel, ()), *found.refused, *odd)
     ACTIVE.refused.update(refused)
     return offers
 
 
-def _is_usable(config: Config) -> bool:
+def _misfit(config: Config, device: Device) -> str:
+    """Why a config cannot be used, for people: Inductor is given it alone, and would have nothing else to try."""
     from torch._inductor.runtime import hints
 
     # Inductor leaves masks out where its greatest block divides the size: one beyond would write out of bounds.
@@ -118,12 +117,16 @@ def _is_usable(config: Config) -> bool:
     flat = config.flat
     numbers = all(type(value) is int and 0 < value <= greatest.get(name, value) for name, value in flat.items())
     if not numbers or not {"num_warps", "num_stages"} <= flat.keys():
-        return False
+        return "is no config that Inductor's table can hold"
+    blocks = [name for name in config.params if name.endswith("BLOCK")]
+    if failure := too_many_threads(config, device) or no_tile(config, blocks):
+        return f"cannot be compiled: {failure.message}"
     if not _is_mixed(config):
-        return True
+        return ""
     # Inductor's grid asserts that blocks fill the split.
     sizes = _flat(config)
-    return config.params.keys() == {"XBLOCK", SPLIT, STAGES} and sizes[SPLIT] % sizes["XBLOCK"] == 0
+    whole = config.params.keys() == {"XBLOCK", SPLIT, STAGES} and sizes[SPLIT] % sizes["XBLOCK"] == 0
+    return "" if whole else f"is no config of a kernel that is split: blocks fill {SPLIT}"
 
 
 def _is_mixed(config: Config) -> bool:
@@ -139,14 +142,11 @@ def _flat(config: Config) -> dict[str, int]:
 
 
 def _put(entries: dict[str, dict[str, int]]) -> None:
-    """Exchanges our entries in the default, which threads to come see, and in this thread's own table."""
+    """Exchanges our entries in the default, which all threads see, and in the table that this thread's user made."""
     from torch._inductor import config
 
-    holder = getattr(config, "_config", {}).get(NAME)
-    own = _exchanged(getattr(config, NAME), entries)
-    if holder is not None and isinstance(getattr(holder, "default", None), dict):
-        holder.default = _exchanged(holder.default, entries)
-    setattr(config, NAME, own)
+    set_default(NAME, _exchanged(default(NAME), entries))
+    setattr(config, NAME, _exchanged(getattr(config, NAME), entries))
     _ours.clear()
     _ours.update(entries)
 
@@ -178,14 +178,11 @@ def _asked(name: str, source: str) -> str:
     parts = parts_of(source)
     offer = _offers.get(key_of(*parts)) if parts else None
     head, jit, rest = source.partition(JIT)
-    reasons = []
-    if offer is not None and _is_mixed(offer.row.config):
-        fixed = pinned(head, _flat(offer.row.config))
-        if fixed is None:
-            reasons.append(f"{offer.row.config} is for another {SPLIT}, which this kernel's host code has fixed")
-            offer = None
-        else:
-            head = fixed
+    reason = _why_not(offer, head) if offer is not None else f"no active pack has a row for this kernel ({name})"
+    if offer is not None and reason:
+        ACTIVE.warn_once(f"{kernel}: {reason}")
+        _put({key: entry for key, entry in _ours.items() if key != offer.table.source_hash})  # before Inductor looks
+        offer = None
     ACTIVE.asked.update(
         (t.kernel, t.digest)
         for a in ACTIVE.activations
@@ -193,16 +190,22 @@ def _asked(name: str, source: str) -> str:
         if t.layer == LAYER and t.kernel == kernel and (offer is None or t.source_hash == offer.table.source_hash)
     )
     if offer is None:
-        _missed(name, parts[0] if parts else "", reasons)
+        lines = "\n".join(f"  {line}" for line in (reason, *ACTIVE.refused.get(kernel, ())))
+        ACTIVE.miss(kernel, Problem(dims=FrozenMap(size_hints=parts[0] if parts else "")), lines).graphs += 1
         return source
     ACTIVE.hits.setdefault((kernel, offer), Tally()).graphs += 1
+    if _is_mixed(offer.row.config):
+        head = pinned(head, _flat(offer.row.config)) or head
     for before, after in _SETTLED.items():
         head = head.replace(before, after)
     return head + jit + rest
 
 
-def _missed(name: str, hints: str, reasons: list[str]) -> None:
-    kernel = plain_name(name)
-    told = reasons or [f"no active pack has a row for this kernel of Inductor's ({name})"]
-    lines = "\n".join(f"  {reason}" for reason in (*told, *ACTIVE.refused.get(kernel, ())))
-    ACTIVE.miss(kernel, Problem(dims=FrozenMap(size_hints=hints)), lines).graphs += 1
+def _why_not(offer: Offer, head: str) -> str:
+    """Why a kernel cannot have the config of its row, as what precedes its text tells; empty if it can."""
+    config = offer.row.config
+    sizes = _flat(config)
+    if _is_mixed(config) and pinned(head, sizes) is None:
+        return f"{config} is for another {SPLIT}, which this kernel's host code has fixed"
+    small = [f"{name} >= {least}" for name, least in least_blocks(head).items() if sizes.get(name, least) < least]
+    return f"{config} is too small: the kernel's text needs {', '.join(small)}" if small else ""

@@ -12,14 +12,12 @@ from typing import Any
 from tunefarm.config import LAUNCH_OPTIONS, Config, Value
 from tunefarm.device import Device
 from tunefarm.frozen import FrozenMap
-from tunefarm.problem import Problem
+from tunefarm.problem import SPELLING, Problem
+from tunefarm.runtime.active import ACTIVE
 from tunefarm.source import python_function
 
-_SPELLING = {
-    "bool": "u1", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64",
-    "float8_e4m3fn": "fp8e4nv", "float8_e4m3fnuz": "fp8e4b8", "float8_e5m2": "fp8e5", "float8_e5m2fnuz": "fp8e5b16",
-    **{f"int{n}": f"i{n}" for n in (8, 16, 32, 64)}, **{f"uint{n}": f"u{n}" for n in (8, 16, 32, 64)},
-}  # fmt: skip
+CURRENT = -1
+"""The number of whichever GPU is the current one."""
 
 _UNCHANGED: AbstractContextManager[Any] = nullcontext()
 
@@ -75,7 +73,7 @@ def signature_of(kernel: Any) -> Signature:
 def spelling(dtype: Any) -> str:
     """Triton's spelling of a torch dtype: `bf16` for `torch.bfloat16`."""
     name = str(dtype).removeprefix("torch.")
-    return _SPELLING.get(name, name)
+    return SPELLING.get(name, name)
 
 
 def tensor_of(argument: Any) -> Any:
@@ -89,7 +87,7 @@ def is_aligned(argument: Any) -> bool:
 
 
 def problem_of(values: Mapping[str, Any], dims: tuple[str, ...], tensors: tuple[str, ...]) -> Problem:
-    """The facts of a call, as far as rows of its kernel name them.
+    """The facts of a call, as far as rows of its kernel name them; of a dim that is no scalar, what it is instead.
 
     Args:
         values: arguments by name, defaults included.
@@ -98,7 +96,11 @@ def problem_of(values: Mapping[str, Any], dims: tuple[str, ...], tensors: tuple[
     """
     facts: dict[str, str] = {}
     dtypes: dict[str, str] = {}
-    found: dict[str, Value] = {name: values[name] for name in dims if name in values}
+    found: dict[str, Value] = {}
+    for name in dims:
+        if name in values:
+            value = values[name]
+            found[name] = value if isinstance(value, bool | int | float | str | None) else f"a {type(value).__name__}"
     for name, value in found.items():
         if isinstance(value, int) and not isinstance(value, bool):
             if value == 1:
@@ -178,3 +180,19 @@ def live_device(index: int) -> Device:
 
     is_amd = getattr(torch.version, "hip", None) is not None
     return Device.of_driver(torch.cuda.get_device_properties(index), is_amd=is_amd)
+
+
+def device_at(index: int | None) -> Device | None:
+    """The device whose rows are for a call: the one that all activations name, else the GPU of the call.
+
+    A device that is named is not asked for. Where there is no GPU it is the first that any activation names, or None.
+
+    Args:
+        index: number of the GPU; `CURRENT` for the current one, which puts CUDA to use; None if the call is on none.
+    """
+    if index is not None and not ACTIVE.names_device:
+        import torch
+
+        if torch.cuda.is_available():
+            return live_device(torch.cuda.current_device() if index == CURRENT else index)
+    return next((a.device for a in ACTIVE.activations if a.device is not None), None)

@@ -9,6 +9,7 @@ import atexit
 import json
 import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from tunefarm.config import counted
 from tunefarm.document import digest as digest_of
 from tunefarm.document import write_atomic
 from tunefarm.problem import Problem
-from tunefarm.runtime.active import ACTIVE, log
+from tunefarm.runtime.active import ACTIVE
 from tunefarm.runtime.environment import rank
 
 FORMAT, VERSION = "tunefarm-report", 1
@@ -212,13 +213,23 @@ def write_report(folder: Path) -> Path:
 
 
 def write_at_exit(folder: str) -> None:
-    """Writes a report when this process ends. What goes wrong with it is logged, and harms nobody."""
+    """Writes a report when this process ends. What keeps it from that is logged, now if it shows, and harms nobody."""
     atexit.unregister(_write_quietly)
     atexit.register(_write_quietly, folder)
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        _tell(folder, error)
 
 
 def _write_quietly(folder: str) -> None:
     try:
         write_report(Path(folder))
     except OSError as error:
-        log.warning("no report of packs is left in %s: %s", folder, error)
+        _tell(folder, error)
+
+
+def _tell(folder: str, error: OSError) -> None:
+    ACTIVE.warn_once(f"no report of packs is left in {folder}: {error.strerror}")

@@ -15,18 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from tunefarm.choosing import Chooser, choose, obstacle, refresh, template_hash
 from tunefarm.config import LIBRARY, Config
 from tunefarm.device import Device
 from tunefarm.document import digest
 from tunefarm.errors import MissError
-from tunefarm.gemm import TEMPLATES, Gemm
+from tunefarm.gemm import TEMPLATES, Gemm, in_flight_bytes
 from tunefarm.generated import public
-from tunefarm.pack import Pack, Table
+from tunefarm.limits import no_tile, too_many_threads, too_shallow
+from tunefarm.pack import Pack, Row, Table
 from tunefarm.runtime.active import ACTIVE, Tally
-from tunefarm.runtime.kernels import live_device, triton_version
+from tunefarm.runtime.kernels import CURRENT, device_at, triton_version
 from tunefarm.runtime.lookup import Shortlist, explain, find, shortlist
 
 LAYER = 2
@@ -101,7 +101,7 @@ def _listed(op: str, index: int | None) -> Shortlist:
     if place not in _lists:
         import torch
 
-        device = _device(index)
+        device = device_at(CURRENT if index is None else index)
         if device is None:
             return Shortlist(refused=("there is no GPU here",))
         found = shortlist(
@@ -109,29 +109,38 @@ def _listed(op: str, index: int | None) -> Shortlist:
             torch=public(str(torch.__version__)),
         )  # fmt: skip
         ACTIVE.asked.update((table.kernel, table.digest) for table in _tables() if table.kernel == op)
-        usable = tuple(offer for offer in found.offers if _is_usable(offer.row.config))
-        odd = [f"{op}: {o.row.config} is no config of Inductor's template" for o in found.offers if o not in usable]
-        for message in (*found.notes, *found.refused, *odd):
+        reasons = {offer: _misfit(offer.row, offer.activation.device or device) for offer in found.offers}
+        odd = tuple(f"{op}: {offer.row.config} {reason}" for offer, reason in reasons.items() if reason)
+        found = replace(found, offers=tuple(o for o, r in reasons.items() if not r), refused=(*found.refused, *odd))
+        for message in (*found.notes, *found.refused):
             ACTIVE.warn_once(message)
         ACTIVE.refused[op] = found.refused
-        _lists[place] = replace(found, offers=usable)
+        _lists[place] = found
     return _lists[place]
 
 
-def _is_usable(config: Config) -> bool:
-    # Inductor writes names and values into the text of a module: anything but a number there would be code.
+def _misfit(row: Row, device: Device) -> str:
+    """Why a row's config cannot be used, for people: Inductor is given it alone, and would have nothing else to try."""
+    config = row.config
+    if config == LIBRARY:
+        return ""
     flat = config.flat
+    # Inductor writes names and values into the text of a module: anything but a number there would be code.
     numbers = all(type(value) is int and value > 0 for value in flat.values())
-    return config == LIBRARY or (flat.keys() >= _BLOCKS and flat.keys() <= _NAMES and numbers)
-
-
-def _device(index: int | None) -> Device | None:
-    import torch
-
-    named: list[Any] = [a.device for a in ACTIVE.activations if a.device is not None]
-    if len(named) == len(ACTIVE.activations) or not torch.cuda.is_available():
-        return named[0] if named else None
-    return live_device(torch.cuda.current_device() if index is None else index)
+    if not (flat.keys() >= _BLOCKS and flat.keys() <= _NAMES and numbers):
+        return "is no config of Inductor's template"
+    operands = [row.match.dtypes.get(name, "") for name in ("arg_A", "arg_B")]
+    failures = (
+        too_many_threads(config, device), no_tile(config, ("BLOCK_M", "BLOCK_N")), no_tile(config, ("BLOCK_K",)),
+        too_shallow(config, "BLOCK_K", operands),
+    )  # fmt: skip
+    if failure := next(filter(None, failures), None):
+        return f"cannot be compiled: {failure.message}"
+    # What a row says that it takes, the lookup has compared.
+    taken = in_flight_bytes(config, operands) if row.code is None else 0
+    if taken <= device.shared_bytes:
+        return ""
+    return f"takes {taken} bytes of shared memory, a block on {device.name} has {device.shared_bytes}"
 
 
 def _is_device_open() -> bool:
@@ -141,9 +150,8 @@ def _is_device_open() -> bool:
     """
     import torch
 
-    named = all(a.device is not None for a in ACTIVE.activations)
     in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return not named and torch.cuda.is_available() and not in_use
+    return not ACTIVE.names_device and torch.cuda.is_available() and not in_use
 
 
 def _identity() -> str:

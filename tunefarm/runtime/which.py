@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from tunefarm.config import Value
+from tunefarm.config import Value, read_value
 from tunefarm.device import Device
 from tunefarm.errors import UserError
-from tunefarm.pack import Table
-from tunefarm.problem import Problem
-from tunefarm.runtime.kernels import problem_of, spelling
+from tunefarm.pack import Row, Table
+from tunefarm.problem import Problem, read_dtype
+from tunefarm.runtime.kernels import problem_of
 from tunefarm.runtime.lookup import Activation, Offer, Shortlist, explain, find, shortlist
-
-_WORDS: dict[str, Value] = {"true": True, "false": False, "none": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +130,10 @@ def ask(
     if strange := sorted(arguments.keys() - {*dims, *tensors}):
         known = ", ".join((*dims, *tensors)) or "no argument"
         raise UserError(f"no row of {here.kernel} asks about {', '.join(strange)}", hint=f"its rows ask about {known}")
-    values: dict[str, Any] = {name: _value(arguments[name]) for name in dims if name in arguments}
+    if odd := sorted(unspecialised - {*dims, *tensors}):
+        raise UserError(f"no row of {here.kernel} asks about {', '.join(odd)}, named as --unspecialised",
+                        hint=f"its rows ask about {', '.join((*dims, *tensors))}")  # fmt: skip
+    values: dict[str, Any] = {name: _value(name, arguments[name], asking) for name in dims if name in arguments}
     assumed: list[str] = []
     for name in tensors:
         if name not in arguments:
@@ -140,7 +141,7 @@ def ask(
             assumed.append(f"{name} {dtype}")
             values[name] = None if dtype == "none" else _Tensor(dtype, 0)
         elif arguments[name] != "none":
-            values[name] = _tensor(name, arguments[name])
+            values[name] = _tensor(name, arguments[name], dtypes.get(name, set()))
     problem = problem_of(values, dims, tensors)
     specialised = {*dims, *tensors} - unspecialised
     listed = shortlist([activation], here.kernel, here.source_hash, here.device, here.triton)
@@ -161,19 +162,28 @@ def _assumed(name: str, dtypes: set[str], *, optional: bool) -> str:
     return choices[0]
 
 
-def _value(text: str) -> Value:
-    if text.casefold() in _WORDS:
-        return _WORDS[text.casefold()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+def _value(name: str, text: str, rows: Sequence[Row]) -> Value:
+    try:
+        value = read_value(text)
+    except UserError as e:
+        raise UserError(f"{name}={text[:40]} {e.args[0]}", hint=e.hint) from None
+    known = list(dict.fromkeys(row.match.dims[name] for row in rows if name in row.match.dims))
+    if isinstance(value, str) and not any(isinstance(other, str) for other in known):
+        raise UserError(f"{name}={text} is no value that a row has", hint=f"rows have {_shown(known)}")
+    return value
 
 
-def _tensor(name: str, text: str) -> _Tensor:
-    dtype, _, note = text.partition(":")
-    if note not in ("", "unaligned") or not dtype or dtype[0].isdigit():
-        raise UserError(f"{name}={text} is no dtype", hint=f"write {name}=bf16, or {name}=bf16:unaligned")
-    return _Tensor(spelling(dtype), 1 if note else 0)
+def _shown(known: Sequence[Any]) -> str:
+    listed = [f"({k[0]}, {k[1]}]" if isinstance(k, tuple) else str(k) for k in known[:5]]
+    return ", ".join([*listed, *(["..."] if len(known) > 5 else [])])
+
+
+def _tensor(name: str, text: str, known: Collection[str]) -> _Tensor:
+    dtype, colon, note = text.partition(":")
+    hint = f"write {name}=bf16, or {name}=bf16:unaligned"
+    if colon and note != "unaligned":
+        raise UserError(f"{name}={text} is no dtype", hint=hint)
+    try:
+        return _Tensor(dtype if dtype in known else read_dtype(dtype), 1 if note else 0)
+    except UserError as e:
+        raise UserError(f"{name}={text} is no dtype", hint=f"{hint}; {e.hint}") from None

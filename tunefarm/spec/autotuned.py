@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunefarm.config import Config, Value
+from tunefarm.config import CODE_OPTIONS, Config, Value
 from tunefarm.errors import SpecError, UserError
 from tunefarm.frozen import FrozenMap
 from tunefarm.source import python_function
@@ -184,9 +184,10 @@ def read_autotuned(kernel: Any) -> Autotuned | None:
 
 def _config(original: Any, configs: Sequence[Any], signature: Signature) -> Config:
     values = dict(original.all_kwargs())
-    if "ir_override" in values:
+    if code := sorted(values.keys() & CODE_OPTIONS):
         raise SpecError(
-            f"a config of {signature.kernel} replaces the kernel's code (ir_override)", hint="leave that config out"
+            f"a config of {signature.kernel} runs other code than the kernel's ({', '.join(code)})",
+            hint="leave that config out",
         )
     if all(config.num_ctas == 1 for config in configs):
         values.pop("num_ctas", None)  # One CTA is what a launch without clusters has.

@@ -128,15 +128,19 @@ def _plain(value: Any, folder: Path) -> Any:
     return [_plain(v, folder) for v in value] if isinstance(value, tuple) else value
 
 
-def load_experiment(path: str | Path) -> Experiment:
+def load_experiment(path: str | Path, text: str | None = None) -> Experiment:
     """Reads an experiment file. Nothing is imported and no device is touched.
+
+    Args:
+        path: the file.
+        text: what it is going to hold; else it is read.
 
     Raises:
         SpecError: the content makes no sense as written.
         DocumentError: the file is missing, too large or not UTF-8.
     """
     path = Path(path)
-    root = read_yaml(path)
+    root = read_yaml(path, text)
     lines: dict[str, str] = {}
     _collect(root, lines)
     experiment = read_section(root, Experiment, path=path, lines=FrozenMap(lines))

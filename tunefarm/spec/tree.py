@@ -42,14 +42,18 @@ for _name, _pattern in _CORE.items():
     _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern})$"), None)
 
 
-def read_yaml(path: Path) -> Node:
+def read_yaml(path: Path, text: str | None = None) -> Node:
     """A YAML file as a tree that knows its lines.
+
+    Args:
+        path: the file.
+        text: what it is going to hold; else it is read.
 
     Raises:
         SpecError: it is empty, no YAML, has duplicate keys, or is too deep or too large once aliases are expanded.
         DocumentError: the file is missing, too large or not UTF-8.
     """
-    content = read_text(path, max_bytes=MAX_BYTES)
+    content = read_text(path, max_bytes=MAX_BYTES) if text is None else text
     try:
         root = yaml.compose(content, Loader=_Loader)
     except yaml.MarkedYAMLError as e:

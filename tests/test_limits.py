@@ -1,0 +1,85 @@
+"""What cannot be compiled or launched is not given to Inductor, which would have nothing else to try."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from lowered import H200, lower, pack_of
+from test_templates import CONFIG, A, B, aten, gemm_asked
+
+from tunefarm.config import Config
+from tunefarm.frozen import FrozenMap
+from tunefarm.gemm import in_flight_bytes
+from tunefarm.inductor.gemms import _SPACE
+from tunefarm.pack import Code, Pack, seal
+from tunefarm.runtime.activation import activate, deactivate
+from tunefarm.runtime.reporting import report
+from tunefarm.spec.constraint import Expression
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    deactivate()
+    yield
+    deactivate()
+
+
+@pytest.mark.parametrize(
+    ("params", "options", "why"),
+    [
+        ({"BLOCK_M": 256, "BLOCK_N": 256, "BLOCK_K": 128}, {"num_stages": 5}, "524288 bytes of shared memory"),
+        ({"BLOCK_M": 96}, {}, "powers of two"),
+        ({"BLOCK_M": 2048, "BLOCK_N": 1024}, {"num_stages": 1}, "elements"),
+        ({"BLOCK_K": 8}, {}, "tl.dot of 16-bit operands needs K >= 16"),
+        ({}, {"num_warps": 64}, "threads per block"),
+        ({}, {"num_warps": 6}, "no power of two"),
+    ],
+)
+def test_what_cannot_run_here_is_the_librarys_call_and_the_report_says_why(
+    params: dict[str, int], options: dict[str, int], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Inductor would compile the one choice that it has, and the job would end there."""
+    from torch._inductor.select_algorithm import ExternKernelCaller
+
+    config = Config(params=FrozenMap({**CONFIG.params, **params}), options=FrozenMap({**CONFIG.options, **options}))
+    activate(pack_of((gemm_asked(aten.mm.default, A, B), config)), device=H200)
+    with caplog.at_level(logging.WARNING, "tunefarm.runtime"):
+        for _ in range(2):
+            ((_, (choice,)),) = lower(aten.mm.default, A, B)
+            assert isinstance(choice, ExternKernelCaller)
+    assert caplog.text.count(why) == 1
+    (told,) = report().refused
+    assert why in told
+    (miss,) = report().misses
+    assert (miss.graphs, why in miss.reason) == (2, True)
+
+
+def test_what_a_row_says_that_it_takes_counts_for_more_than_arithmetic() -> None:
+    """Operands of which no four bytes lie together are not loaded ahead."""
+    from torch._inductor.select_algorithm import TritonTemplateCaller
+
+    gemm = gemm_asked(aten.mm.default, A, B)
+    config = replace(CONFIG, params=FrozenMap({**CONFIG.params, "BLOCK_K": 256}))
+    assert in_flight_bytes(config, ("bf16", "bf16")) > H200.shared_bytes
+    pack = pack_of((gemm, config))
+    (table,) = pack.tables
+    code = Code(sha256="0" * 64, registers=64, spills=0, shared_bytes=4096)
+    rows = tuple(replace(row, code=code) for row in table.rows)
+    activate(seal(Pack(tables=(replace(table, rows=rows),))), device=H200)
+    ((_, (choice,)),) = lower(aten.mm.default, A, B)
+    assert isinstance(choice, TritonTemplateCaller)
+
+
+def test_the_space_that_is_searched_counts_shared_memory_alike() -> None:
+    text = next(line for line in _SPACE.splitlines() if "<= shared_bytes" in line)
+    allowed = Expression((text.strip("- ") % 2).partition(" #")[0])
+    for m, k, stages in itertools.product((16, 128, 256), (32, 128), (1, 3, 5)):
+        sizes = {"BLOCK_M": m, "BLOCK_N": 64, "BLOCK_K": k}
+        config = Config(params=FrozenMap(sizes), options=FrozenMap(num_stages=stages))
+        taken = in_flight_bytes(config, ("bf16", "bf16"))
+        assert allowed({**sizes, "num_stages": stages, "shared_bytes": taken})
+        assert taken == 0 or not allowed({**sizes, "num_stages": stages, "shared_bytes": taken - 1})
