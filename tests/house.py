@@ -15,6 +15,7 @@ HOUSE = """
     trial
     study
     document
+    exposition
     source
     landscape
     gemm                    torch
@@ -87,6 +88,7 @@ HOUSE = """
     schedule.queue
     schedule.roster
     schedule.state
+    schedule.standing
     schedule.machine
 
     fleet
@@ -105,6 +107,7 @@ HOUSE = """
     record.memo
     record.ledger
     record.card
+    record.metrics
     record.tracking         mlflow
 
     runtime
@@ -163,6 +166,7 @@ HOUSE = """
     errands
     desks
     sweep
+    gauges
     recording
     noise
     audit
@@ -173,6 +177,7 @@ HOUSE = """
     cli.folders
     cli.terminal            rich
     cli.opening             torch triton
+    cli.exposing            typer*
     cli.order
     cli.doctor              typer* torch triton pynvml
     cli.aa                  typer* rich
