@@ -228,6 +228,7 @@ def agree(series: list[scraped.Scraped], ledger: Path, results: list[dict[str, o
     """Metrics say what the ledger and the sweep's own document say."""
     rungs = Counter(str(e["rung"]) for e in events(ledger, "measured"))
     rungs["final"] = sum("measurement" in told for e in events(ledger, "finals") for told in e["measurements"])
+    assert set(rungs) <= {s.labels["rung"] for s in series if s.name == "tunefarm_measurements_total"}
     for rung, number in rungs.items():
         assert total(series, "tunefarm_measurements_total", rung=rung, source="replayed") == number
         assert total(series, "tunefarm_measurement_noise_ratio_count", rung=rung) == number

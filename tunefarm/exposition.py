@@ -104,11 +104,11 @@ TRIALS = _add(
 )  # fmt: skip
 GAIN = _add(
     "tunefarm_study_gain_ratio", Kind.GAUGE, "The default's time over the best time so far; of the first 50 studies.",
-    "experiment", "study", "source", unit="ratio",
+    "experiment", "study", "device", "source", unit="ratio",
 )  # fmt: skip
 BEST = _add(
     "tunefarm_study_best_seconds", Kind.GAUGE, "Best median so far; of the first 50 studies.",
-    "experiment", "study", "source", unit="seconds",
+    "experiment", "study", "device", "source", unit="seconds",
 )  # fmt: skip
 SPOOL = _add("tunefarm_tracking_spool_studies", Kind.GAUGE, "Studies that have ended and are not in MLflow yet.")
 

@@ -19,8 +19,9 @@ from tunefarm.dispatch import Dispatch
 from tunefarm.exposition import Histogram, Sample, expose, sample
 from tunefarm.record.metrics import Showcase
 from tunefarm.seams import Tracker
+from tunefarm.search.rungs import RUNGS
 from tunefarm.study import Status, StudyResult
-from tunefarm.trial import FINAL, Measurement, Outcome, Trial, median_interval
+from tunefarm.trial import FAILURES, FINAL, Measurement, Outcome, Trial, median_interval
 
 MAX_STUDIES = 50
 """Studies that have series of their own; all others are counted, and no more."""
@@ -28,7 +29,10 @@ MAX_STUDIES = 50
 CAUSES = ("contended", "throttled", "drift")
 """First words of what disturbs a measurement."""
 
-_Kind = tuple[str, str, str]
+SOURCES = {"gpu": "measured", "replay": "replayed"}
+"""Of measurements, by the meter that gives them."""
+
+Kind = tuple[str, str, str]
 """(device, source, rung) of measurements."""
 
 
@@ -42,7 +46,7 @@ class Quality:
         seen: how many of each trial, by number of its study and its own.
     """
 
-    noise: dict[_Kind, Histogram] = field(default_factory=dict)
+    noise: dict[Kind, Histogram] = field(default_factory=dict)
     disturbed: Counter[tuple[str, str]] = field(default_factory=Counter)
     seen: Counter[tuple[int, int]] = field(default_factory=Counter)
 
@@ -53,13 +57,14 @@ class Quality:
                 self._take(device, measurement)
             self.seen[number, trial.number] = len(trial.measurements)
 
+    def expect(self, kind: Kind) -> Histogram:
+        """Counts measurements of a kind, of which there may be none yet."""
+        return self.noise.setdefault(kind, Histogram(bounds=metrics.NOISE.bounds))
+
     def _take(self, device: str, measurement: Measurement) -> None:
-        rung = "final" if measurement.rung == FINAL else str(measurement.rung)
-        kind = (device, measurement.source, rung)
         low, high = median_interval(measurement.samples_ms)
-        self.noise.setdefault(kind, Histogram(bounds=metrics.NOISE.bounds)).observe(
-            (high - low) / 2 / measurement.median_ms if measurement.median_ms else 0.0
-        )
+        noise = (high - low) / 2 / measurement.median_ms if measurement.median_ms else 0.0
+        self.expect((device, measurement.source, _rung(measurement.rung))).observe(noise)
         cause = str(measurement.telemetry.get("disturbed", "")).split(":")[0]
         if cause in CAUSES:
             self.disturbed[device, cause] += 1
@@ -191,27 +196,34 @@ class Gauges:
             yield sample(metrics.TRIALS, number, experiment=experiment, device=device, outcome=outcome)
 
     def _best(self) -> Iterator[Sample]:
-        told: dict[tuple[str, str], None] = {}
+        told: set[tuple[str, str, str]] = set()
         for contest in self._contests[:MAX_STUDIES]:
-            name, study = contest.experiment.name, contest.planned.study.label
-            timed = [
-                (t.median_ms, t) for t in _trials(contest) if t.median_ms and t.outcome is not Outcome.WRONG_RESULT
-            ]
-            if not timed or (name, study) in told:  # labels of two studies may be equal: of devices of one arch
+            study = contest.planned.study
+            place = contest.experiment.name, study.label, _name(study.device)
+            timed = [t for t in _trials(contest) if t.measurements and t.outcome not in FAILURES]
+            if not timed or place in told:  # of problems that differ in their facts alone, the first
                 continue
-            told[name, study] = None
-            winner = getattr(self._winners.get(id(contest.planned.study)), "winner", None)
-            best_ms = winner.median_ms if winner is not None else min(ms for ms, _ in timed)
-            default_ms = next((ms for ms, t in timed if t.config == contest.planned.default), None)
-            gain = winner.gain if winner is not None else default_ms / best_ms if default_ms else None
-            place = {"experiment": name, "study": study, "source": timed[0][1].measurements[-1].source}
-            yield sample(metrics.BEST, best_ms / 1e3, **place)
+            told.add(place)
+            result = self._winners.get(id(study))
+            if result is not None and result.winner is not None:
+                best_ms, gain = result.winner.median_ms, result.winner.gain
+            else:
+                best_ms = min(trial.measurements[-1].median_ms for trial in timed)
+                default = [t.measurements[-1].median_ms for t in timed if t.config == contest.planned.default]
+                gain = default[0] / best_ms if default and best_ms else None
+            source = timed[0].measurements[-1].source
+            labels = {"experiment": place[0], "study": place[1], "device": place[2], "source": source}
+            yield sample(metrics.BEST, best_ms / 1e3, **labels)
             if gain is not None:
-                yield sample(metrics.GAIN, gain, **place)
+                yield sample(metrics.GAIN, gain, **labels)
 
     def _measured(self) -> Iterator[Sample]:
         for number, contest in enumerate(self._contests):
-            self._quality.look(number, _name(contest.planned.study.device), _trials(contest))
+            device = _name(contest.planned.study.device)
+            # Zero before the first, or nobody could tell how fast the first ones came.
+            for fidelity in RUNGS if contest.planned.target.meter else ():
+                self._quality.expect((device, SOURCES[contest.planned.target.meter], _rung(fidelity)))
+            self._quality.look(number, device, _trials(contest))
         for (device, source, rung), noise in sorted(self._quality.noise.items()):
             place = {"device": device, "source": source, "rung": rung}
             yield sample(metrics.MEASUREMENTS, sum(noise.counts), **place)
@@ -219,6 +231,10 @@ class Gauges:
         for name in sorted({_name(contest.planned.study.device) for contest in self._contests}):
             for cause in CAUSES:
                 yield sample(metrics.DISTURBED, self._quality.disturbed[name, cause], device=name, cause=cause)
+
+
+def _rung(number: int) -> str:
+    return "final" if number == FINAL else str(number)
 
 
 def _trials(contest: Contest) -> tuple[Trial, ...]:
