@@ -294,3 +294,21 @@ def test_nothing_is_looked_at_where_nothing_is_shown(monkeypatch: pytest.MonkeyP
     gauges = Gauges()
     monkeypatch.setattr(gauges, "samples", lambda: pytest.fail("looked"))
     gauges.publish()
+    gauges.pulse()
+
+
+def test_telling_costs_the_driver_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a look takes, it waits 50 times as long before the next."""
+    now_s, told = 0.0, 0
+
+    def publish() -> None:
+        nonlocal now_s, told
+        now_s, told = now_s + 0.3, told + 1
+
+    gauges = Gauges()
+    monkeypatch.setattr("tunefarm.gauges.time.monotonic", lambda: now_s)
+    monkeypatch.setattr(gauges, "publish", publish)
+    for _ in range(100):
+        gauges.pulse()
+        now_s += 1.0
+    assert told == 7  # at 0 s, and each 15.3 s after, as far as pulses come each second

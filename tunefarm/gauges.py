@@ -26,6 +26,9 @@ from tunefarm.trial import FAILURES, FINAL, Measurement, Outcome, Trial, median_
 MAX_STUDIES = 50
 """Studies that have series of their own; all others are counted, and no more."""
 
+SHARE = 0.02
+"""Of the driver's time, at most: with many trials it tells less often than once a second."""
+
 CAUSES = ("contended", "throttled", "drift")
 """First words of what disturbs a measurement."""
 
@@ -85,6 +88,7 @@ class Gauges:
         self._trackers: list[Tracker] = []
         self._board: BuildBoard | None = None
         self._quality = Quality()
+        self._due_s = 0.0
 
     # ---- what it is told ----
 
@@ -108,6 +112,13 @@ class Gauges:
     def ended(self, result: StudyResult) -> None:
         """A study has ended."""
         self._winners[id(result.study)] = result
+
+    def pulse(self) -> None:
+        """Shows how things are, unless that would cost the driver more than a small share of its time."""
+        began_s = time.monotonic()
+        if began_s >= self._due_s:
+            self.publish()
+            self._due_s = time.monotonic() + (time.monotonic() - began_s) / SHARE
 
     def publish(self) -> None:
         """Shows how things are now."""

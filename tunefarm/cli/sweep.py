@@ -230,7 +230,7 @@ def _run(group: Sequence[_Entrant], workers: Fleet, board: BuildBoard, progress:
     # A budget of time stands alone in its group.
     limits = group[0].order.spec.budget
     budget = Budget(wall_s=limits.wall_s, gpu_held_s=limits.gpu_held_s)
-    dispatch = Dispatch(workers, budget=budget, pulse=gauges.publish)
+    dispatch = Dispatch(workers, budget=budget, pulse=gauges.pulse)
     gauges.follow(dispatch, board)
     num_builders = sum(worker.role == "build" for worker in workers.workers)
     run_through(
