@@ -17,6 +17,7 @@ HOUSE = """
     limits
     study
     document
+    exposition
     source
     landscape
     landscape_reader
@@ -93,6 +94,7 @@ HOUSE = """
     schedule.queue
     schedule.roster
     schedule.state
+    schedule.standing
     schedule.machine
 
     fleet
@@ -111,6 +113,7 @@ HOUSE = """
     record.memo
     record.ledger
     record.card
+    record.metrics
     record.tracking         mlflow
 
     runtime
@@ -172,6 +175,7 @@ HOUSE = """
     errands
     desks
     sweep
+    gauges
     recording
     noise
     audit
@@ -182,6 +186,7 @@ HOUSE = """
     cli.folders
     cli.terminal            rich
     cli.opening             torch triton
+    cli.exposing            typer*
     cli.order
     cli.doctor              typer* torch triton pynvml
     cli.aa                  typer* rich

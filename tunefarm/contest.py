@@ -52,6 +52,7 @@ class Contest:
         best_ms: best median after each measured candidate, for people.
         tally: what it costs, and what the meter wants people to know.
         finals: its end, once it is reached.
+        search: how its candidates stand, once it has begun.
         show: told how the trials stand after each batch.
     """
 
@@ -67,6 +68,7 @@ class Contest:
     best_ms: list[float] = field(default_factory=list)
     tally: Tally = field(init=False)
     finals: Finals | None = None
+    search: StudySearch | None = None
     show: Callable[[Sequence[Trial]], None] = lambda trials: None
     _built: dict[Config, Built] = field(default_factory=dict)
     _spent: str = ""
@@ -82,7 +84,7 @@ class Contest:
         self._open()
         if planned.skipped or not planned.candidates:
             return self._without_trials()
-        search = self._search()
+        search = self.search = self._search()
         if self.eager:
             # A kernel that never compiles is given up after a few attempts, so there may be more than one round.
             while not self._spent and (numbers := search.wants_builds(len(search.trials))):

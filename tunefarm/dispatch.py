@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from tunefarm.device import Device
 from tunefarm.errors import InfrastructureError, WorkerLost
 from tunefarm.fleet.parcel import open_will
 from tunefarm.schedule.events import (
@@ -34,6 +35,7 @@ from tunefarm.schedule.events import (
     WorkerLeft,
 )
 from tunefarm.schedule.machine import step
+from tunefarm.schedule.standing import Standing, stand
 from tunefarm.schedule.state import State
 from tunefarm.seams import Clock, Fleet, Inbox, Worker
 
@@ -83,14 +85,15 @@ class Dispatch:
         limits: how patient the schedule is.
         clock: what time it is.
         inbox: where results wait for this driver.
+        pulse: called about once a second while somebody waits for results.
     """
 
     def __init__(
         self, fleet: Fleet, *, budget: Budget | None = None, limits: Limits | None = None, clock: Clock | None = None,
-        inbox: Inbox | None = None,
+        inbox: Inbox | None = None, pulse: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._fleet = fleet
-        self._clock = clock or WallClock()
+        self._clock, self._pulse = clock or WallClock(), pulse
         self._state = State(limits=limits or Limits(), budget=budget or Budget())
         self._calls: dict[str, Callable[[], Any]] = {}
         # By attempt, the worker and what it will bring back.
@@ -102,6 +105,9 @@ class Dispatch:
         self._there: dict[str, Worker] = {}
         self._roll_call_s = 0.0
         self._held: dict[str, list[float]] = {}
+        self._holders: dict[str, Device] = {}
+        self.num_lost = self.num_quarantines = 0
+        """Attempts lost, and workers put into quarantine."""
         self.notices: list[str] = []
         """What people should know: quarantined workers, a spent budget."""
         self._call_roll()
@@ -141,6 +147,20 @@ class Dispatch:
         """
         return sum(last - first for first, last in self._held.values())
 
+    @property
+    def held_by_device(self) -> Mapping[Device, float]:
+        """The same of the GPUs of each device."""
+        held: dict[Device, float] = {}
+        for name, (first, last) in self._held.items():
+            device = self._holders[name]
+            held[device] = held.get(device, 0.0) + last - first
+        return held
+
+    @property
+    def standing(self) -> Standing:
+        """How workers and jobs stand now."""
+        return stand(self._state)
+
     def submit(self, jobs: Iterable[tuple[Job, Callable[[], Any]]]) -> None:
         """Takes jobs; those that come together are ordered before any of them starts."""
         taken = list(jobs)
@@ -169,6 +189,7 @@ class Dispatch:
         now, wake = self._clock.now(), self._state.wake_s
         if now >= self._roll_call_s:
             self._call_roll()
+            self._pulse()
         until = self._roll_call_s if wake is None else min(wake, self._roll_call_s)
         try:
             start, future = self._arrivals.get(timeout=max(0.0, until - now))
@@ -200,6 +221,7 @@ class Dispatch:
                 self._tell(WorkerJoined(worker=worker))
 
     def _lose(self, start: Start, error: InfrastructureError) -> None:
+        self.num_lost += 1
         died = isinstance(error, WorkerLost)
         # Killed from outside, a job is as good as any: it is done again, elsewhere if it can be.
         will = open_will(error) if isinstance(error, WorkerLost) else None
@@ -245,6 +267,7 @@ class Dispatch:
             case GiveUp(job=job_id, reason=reason):
                 self._end(Done(job=job_id, given_up=reason))
             case Quarantine(worker=worker, reason=reason):
+                self.num_quarantines += 1
                 self.notices.append(f"worker {worker} gets no more work: {reason}")
             case BudgetSpent(budget=budget):
                 self.notices.append(f"budget {budget} is spent: no more measuring, finals apart")
@@ -254,6 +277,7 @@ class Dispatch:
         if here is not None and here.device is not None:
             now = self._clock.now()
             self._held.setdefault(worker, [now, now])
+            self._holders[worker] = here.device
         try:
             future = self._fleet.submit(self._calls[job.id], worker)
         except InfrastructureError as e:

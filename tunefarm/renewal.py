@@ -28,8 +28,7 @@ from tunefarm.pack import Pack, Row, Table, seal
 from tunefarm.pasts import Story
 from tunefarm.plan import PlannedStudy, Target, choose_targets, plan
 from tunefarm.record.memo import Memo
-from tunefarm.record.tracking import NullTracker
-from tunefarm.seams import NullLedger
+from tunefarm.seams import NullLedger, NullTracker
 from tunefarm.source import source_hash
 from tunefarm.spec.experiment import Resolved
 from tunefarm.study import StudyResult

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tunefarm.device import Device
-from tunefarm.study import Study
+from tunefarm.study import Study, StudyResult
 from tunefarm.trial import Trial, Winner
 
 
@@ -99,6 +99,56 @@ class NullMirror:
 
     def close(self, timeout_s: float = 30.0) -> list[str]:
         """See `Mirror`."""
+        return []
+
+
+class Tracker(Protocol):
+    """Shows studies that have ended to people; returns at once and never raises for want of a server."""
+
+    @property
+    def num_left(self) -> int:
+        """Studies handed over and not written yet."""
+        ...
+
+    def start(self) -> None:
+        """Begins to set up the mirror, in the background."""
+        ...
+
+    def study(self, result: StudyResult, best_ms: Sequence[float] = ()) -> None:
+        """Mirrors a study that has ended; a second word on a study replaces the first.
+
+        Args:
+            result: how it ended.
+            best_ms: best median known after the first, second, ... measured candidate, in ms.
+        """
+        ...
+
+    def close(self, *, status: str = "FINISHED", timeout_s: float = 60.0) -> list[str]:
+        """Writes what is left.
+
+        Args:
+            status: how the sweep ended, in MLflow's words: `FINISHED`, `FAILED` or `KILLED`.
+            timeout_s: longest wait in seconds.
+
+        Returns:
+            Labels of what could not be written; also said once as a warning.
+        """
+        ...
+
+
+class NullTracker:
+    """Shows nothing: for sweeps that nobody follows in MLflow."""
+
+    num_left = 0
+
+    def start(self) -> None:
+        """Does nothing."""
+
+    def study(self, result: StudyResult, best_ms: Sequence[float] = ()) -> None:
+        """Does nothing."""
+
+    def close(self, *, status: str = "FINISHED", timeout_s: float = 60.0) -> list[str]:
+        """Nothing is left behind."""
         return []
 
 

@@ -26,8 +26,7 @@ from tunefarm.minutes import Minutes
 from tunefarm.plan import PlannedStudy
 from tunefarm.ranges import Gap
 from tunefarm.record.memo import Memo
-from tunefarm.record.tracking import Tracker
-from tunefarm.seams import Ledger, Mirror, NullMirror
+from tunefarm.seams import Ledger, Mirror, NullMirror, Tracker
 from tunefarm.search.transfer import Past
 from tunefarm.spec.experiment import Experiment, Resolved
 from tunefarm.study import StudyResult
@@ -51,6 +50,32 @@ class Watcher(Protocol):
     def ended(self, result: StudyResult, experiment: str) -> None:
         """A study of an experiment of that name has ended."""
         ...
+
+
+class Watchers:
+    """Tells several watchers.
+
+    Args:
+        watchers: told in this order.
+    """
+
+    def __init__(self, *watchers: Watcher) -> None:
+        self._watchers = watchers
+
+    def began(self, contests: Sequence[Contest], num_builds: int) -> None:
+        """See `Watcher`."""
+        for watcher in self._watchers:
+            watcher.began(contests, num_builds)
+
+    def moved(self, board: BuildBoard, contests: Sequence[Contest]) -> None:
+        """See `Watcher`."""
+        for watcher in self._watchers:
+            watcher.moved(board, contests)
+
+    def ended(self, result: StudyResult) -> None:
+        """See `Watcher`."""
+        for watcher in self._watchers:
+            watcher.ended(result)
 
 
 class Sweep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ import typer
 
 from tunefarm.address import public
 from tunefarm.cli.closing import Ending, close
+from tunefarm.cli.exposing import Exposure, MetricsAddress, MetricsFile, MetricsPort, exposed
 from tunefarm.cli.opening import FleetKind, MeterKind
 from tunefarm.config import counted
 from tunefarm.errors import TunefarmError
@@ -23,10 +25,10 @@ if TYPE_CHECKING:
     from tunefarm.cli.order import Order
     from tunefarm.cli.terminal import Progress
     from tunefarm.dispatch import Dispatch
+    from tunefarm.gauges import Gauges
     from tunefarm.plan import PlannedStudy
     from tunefarm.record.ledger import FileLedger
-    from tunefarm.record.tracking import Tracker
-    from tunefarm.seams import Fleet, Mirror
+    from tunefarm.seams import Fleet, Mirror, Tracker
     from tunefarm.sweep import Sweep
 
 
@@ -46,6 +48,9 @@ def sweep(
     optuna_storage: Annotated[
         str | None, typer.Option(help="Optuna storage to mirror the studies in, or `none`.", show_default=False)
     ] = None,
+    metrics_port: MetricsPort = None,
+    metrics_address: MetricsAddress = None,
+    metrics_file: MetricsFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document at the end.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
@@ -60,7 +65,7 @@ def sweep(
     from tunefarm.cli.order import find_experiments, take_orders
     from tunefarm.cli.terminal import Progress
 
-    began = time.monotonic()
+    began, metrics = time.monotonic(), Exposure(port=metrics_port, address=metrics_address, file=metrics_file)
     opening.check_fleet(fleet, address)
     orders = take_orders(
         find_experiments(experiments), meter=meter, sweeps=sweeps, fresh=fresh, tracking=tracking,
@@ -70,15 +75,13 @@ def sweep(
     use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
     planned = _plan(orders, [], complete=not use_gpu)
     try:
-        with Progress(quiet=quiet or as_json, named=len(orders) > 1) as progress:
+        with exposed(metrics) as gauges, Progress(quiet=quiet or as_json, named=len(orders) > 1) as progress:
             progress.say(f"starting the fleet ({fleet.value})")
             workers = _open(orders, planned, fleet, address, use_gpu=use_gpu, builders=builders, wait_s=wait)
-            try:
+            with contextlib.closing(workers):
                 if use_gpu:
                     planned = _plan(orders, opening.live_devices(workers), complete=True)
-                endings, facts, failed = _compete(orders, planned, workers, progress, store)
-            finally:
-                workers.close()
+                endings, facts, failed = _compete(orders, planned, workers, progress, gauges, store)
     except KeyboardInterrupt:
         if any(order.ledger.exists() for order in orders):
             typer.echo("interrupted: what was measured is in the ledger; the same command goes on from there", err=True)
@@ -132,8 +135,9 @@ class _Entrant:
 
 
 def _compete(
-    orders: Sequence[Order], planned: Sequence[Sequence[PlannedStudy]], workers: Fleet, progress: Progress, store: Path
-) -> tuple[list[Ending], dict[str, Any], dict[str, Exception]]:
+    orders: Sequence[Order], planned: Sequence[Sequence[PlannedStudy]], workers: Fleet, progress: Progress,
+    gauges: Gauges, store: Path,
+) -> tuple[list[Ending], dict[str, Any], dict[str, Exception]]:  # fmt: skip
     """How it went with each order, facts of all, and by path why a pack could not be written."""
     from tunefarm.bench.store import BuildStore
     from tunefarm.builds import BuildBoard
@@ -146,13 +150,13 @@ def _compete(
     try:
         for number, ending in enumerate(endings):
             try:
-                entrants[number] = _enter(ending.order, planned[number], progress, named=len(orders) > 1)
+                entrants[number] = _enter(ending.order, planned[number], progress, gauges, named=len(orders) > 1)
             except TunefarmError as e:  # a ledger that another driver holds
                 ending.error = e
         status, patience_s = "FAILED", 60.0
         try:
             for group in _groups(list(entrants.values())):
-                dispatches.append(_run(group, workers, board, progress))
+                dispatches.append(_run(group, workers, board, progress, gauges))
             # Nothing is measured from here on: no GPU is held while MLflow and the pack are written.
             workers.close()
             status = "FINISHED"
@@ -178,12 +182,14 @@ def _compete(
             entrant.ledger.close()
 
 
-def _enter(order: Order, planned: Sequence[PlannedStudy], progress: Progress, *, named: bool) -> _Entrant:
+def _enter(
+    order: Order, planned: Sequence[PlannedStudy], progress: Progress, gauges: Gauges, *, named: bool
+) -> _Entrant:
     from tunefarm.bench.telemetry import toolchain
     from tunefarm.cli.exporting import find_incumbents
     from tunefarm.cli.order import earlier_pack, find_pasts, open_ledger
     from tunefarm.record.tracking import Origin, open_tracker
-    from tunefarm.sweep import Sweep
+    from tunefarm.sweep import Sweep, Watchers
 
     resolved, spec = order.resolved, order.spec
     ledger = open_ledger(order, planned)
@@ -195,13 +201,14 @@ def _enter(order: Order, planned: Sequence[PlannedStudy], progress: Progress, *,
             toolchain=toolchain(), checked=resolved.found is not None and resolved.found.reference is not None,
         ),
     )  # fmt: skip
+    gauges.mirrored(tracker)
     pasts = find_pasts(resolved.kernel, planned, ledger, order.known)
     if pasts:
         name = f"{spec.name}: " if named else ""
         progress.say(f"{name}learning from {counted(len(pasts), 'earlier study', 'earlier studies')} of this kernel")
     mirror = _mirror(order, ledger)
     competition = Sweep(
-        resolved, planned, ledger=ledger, memo=ledger.memo(), tracker=tracker, watcher=progress,
+        resolved, planned, ledger=ledger, memo=ledger.memo(), tracker=tracker, watcher=Watchers(progress, gauges),
         incumbents=find_incumbents(earlier_pack(order.export), planned), pasts=pasts, mirror=mirror,
     )  # fmt: skip
     return _Entrant(order=order, ledger=ledger, tracker=tracker, mirror=mirror, sweep=competition)
@@ -217,14 +224,16 @@ def _groups(entrants: Sequence[_Entrant]) -> Iterator[list[_Entrant]]:
     yield from ([entrant] for entrant in timed)
 
 
-def _run(group: Sequence[_Entrant], workers: Fleet, board: BuildBoard, progress: Progress) -> Dispatch:
+def _run(group: Sequence[_Entrant], workers: Fleet, board: BuildBoard, progress: Progress, gauges: Gauges) -> Dispatch:
     from tunefarm.dispatch import Dispatch
     from tunefarm.schedule.events import Budget
     from tunefarm.sweep import run_through
 
     # A budget of time stands alone in its group.
     limits = group[0].order.spec.budget
-    dispatch = Dispatch(workers, budget=Budget(wall_s=limits.wall_s, gpu_held_s=limits.gpu_held_s))
+    budget = Budget(wall_s=limits.wall_s, gpu_held_s=limits.gpu_held_s)
+    dispatch = Dispatch(workers, budget=budget, pulse=gauges.pulse)
+    gauges.follow(dispatch, board)
     num_builders = sum(worker.role == "build" for worker in workers.workers)
     run_through(
         [entrant.sweep for entrant in group], dispatch=dispatch, board=board, watcher=progress,

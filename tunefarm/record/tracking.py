@@ -20,12 +20,13 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tunefarm.address import public, sqlite_fault
 from tunefarm.errors import InfrastructureError, SpecError
 from tunefarm.frozen import FrozenMap
 from tunefarm.record.card import COSTS, MAX_TEXT, Card, card
+from tunefarm.seams import NullTracker, Tracker
 from tunefarm.study import StudyResult
 
 DEFAULT_URI = "sqlite:///mlflow.db"
@@ -58,49 +59,6 @@ class Origin:
     command: str = ""
     toolchain: FrozenMap[str] = field(default_factory=FrozenMap)
     checked: bool = True
-
-
-class Tracker(Protocol):
-    """A mirror of the sweep. Its methods return at once and never raise for want of a server."""
-
-    def start(self) -> None:
-        """Begins to set up the mirror, in the background."""
-        ...
-
-    def study(self, result: StudyResult, best_ms: Sequence[float] = ()) -> None:
-        """Mirrors a study that has ended; a second word on a study replaces the first.
-
-        Args:
-            result: how it ended.
-            best_ms: best median known after the first, second, ... measured candidate, in ms.
-        """
-        ...
-
-    def close(self, *, status: str = "FINISHED", timeout_s: float = 60.0) -> list[str]:
-        """Writes what is left.
-
-        Args:
-            status: how the sweep ended, in MLflow's words: `FINISHED`, `FAILED` or `KILLED`.
-            timeout_s: longest wait in seconds.
-
-        Returns:
-            Labels of what could not be written; also said once as a warning.
-        """
-        ...
-
-
-class NullTracker:
-    """No mirror."""
-
-    def start(self) -> None:
-        """Does nothing."""
-
-    def study(self, result: StudyResult, best_ms: Sequence[float] = ()) -> None:
-        """Does nothing."""
-
-    def close(self, *, status: str = "FINISHED", timeout_s: float = 60.0) -> list[str]:
-        """Nothing is left behind."""
-        return []
 
 
 def open_tracker(uri: str, origin: Origin) -> Tracker:
@@ -177,6 +135,11 @@ class MlflowTracker:
         self._error = ""
         self._status = "FINISHED"
         self._thread = threading.Thread(target=self._write, name="tunefarm-tracking", daemon=True)
+
+    @property
+    def num_left(self) -> int:
+        """Studies handed over and not written yet."""
+        return len(self._left)
 
     def start(self) -> None:
         """Starts the writing thread; MLflow is imported and its database set up there."""

@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 from tunefarm.config import counted
 from tunefarm.document import digest as digest_of
 from tunefarm.document import write_atomic
+from tunefarm.exposition import HITS, MISSES, NEVER_ASKED, PACKS, Sample, expose, sample
 from tunefarm.problem import Problem
 from tunefarm.runtime.active import ACTIVE
 from tunefarm.runtime.environment import rank
@@ -161,40 +163,23 @@ def to_json(told: Report) -> dict[str, Any]:
 
 def prometheus(told: Report) -> str:
     """A report in Prometheus's text format, as a textfile collector takes it."""
+    place = {"rank": str(rank())}
 
-    def lines() -> Iterator[str]:
-        yield "# HELP tunefarm_pack_info Packs in use, by the digest of all."
-        yield "# TYPE tunefarm_pack_info gauge"
-        yield _sample("tunefarm_pack_info", len(told.packs), digest=digest(), packs=", ".join(told.packs))
-        yield "# HELP tunefarm_pack_hits_total Launches and traces that a row of a pack answered."
-        yield "# TYPE tunefarm_pack_hits_total counter"
-        sums: dict[tuple[str, str, str], int] = {}
+    def samples() -> Iterator[Sample]:
+        yield sample(PACKS, len(told.packs), **place, digest=digest(), packs=", ".join(told.packs))
+        hits: Counter[tuple[str, str, str]] = Counter()
         for hit in told.hits:
-            for kind, number in (("launch", hit.launches), ("graph", hit.graphs)):
-                sums[hit.kernel, hit.step, kind] = sums.get((hit.kernel, hit.step, kind), 0) + number
-        for (kernel, step, kind), number in sums.items():
-            yield _sample("tunefarm_pack_hits_total", number, kernel=kernel, step=step, kind=kind)
-        yield "# HELP tunefarm_pack_misses_total Launches and traces that none did."
-        yield "# TYPE tunefarm_pack_misses_total counter"
-        missed: dict[tuple[str, str], int] = {}
+            hits.update({(hit.kernel, hit.step, "launch"): hit.launches, (hit.kernel, hit.step, "graph"): hit.graphs})
+        for (kernel, step, kind), number in hits.items():
+            yield sample(HITS, number, **place, kernel=kernel, step=step, kind=kind)
+        misses: Counter[tuple[str, str]] = Counter()
         for miss in told.misses:
-            for kind, number in (("launch", miss.launches), ("graph", miss.graphs)):
-                missed[miss.kernel, kind] = missed.get((miss.kernel, kind), 0) + number
-        for (kernel, kind), number in missed.items():
-            yield _sample("tunefarm_pack_misses_total", number, kernel=kernel, kind=kind)
-        yield "# HELP tunefarm_pack_tables_never_asked Tables whose kernel was never launched or traced."
-        yield "# TYPE tunefarm_pack_tables_never_asked gauge"
-        yield _sample("tunefarm_pack_tables_never_asked", len(told.never_asked))
+            misses.update({(miss.kernel, "launch"): miss.launches, (miss.kernel, "graph"): miss.graphs})
+        for (kernel, kind), number in misses.items():
+            yield sample(MISSES, number, **place, kernel=kernel, kind=kind)
+        yield sample(NEVER_ASKED, len(told.never_asked), **place)
 
-    return "".join(f"{line}\n" for line in lines())
-
-
-def _sample(name: str, value: int, **labels: str) -> str:
-    def escaped(text: str) -> str:
-        return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-    inside = ",".join(f'{label}="{escaped(text)}"' for label, text in {"rank": str(rank()), **labels}.items())
-    return f"{name}{{{inside}}} {value}"
+    return expose(samples())
 
 
 def write_report(folder: Path) -> Path:

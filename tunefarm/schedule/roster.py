@@ -60,6 +60,11 @@ class Roster:
         """The member of this name, if it is there."""
         return self._members.get(name)
 
+    @property
+    def members(self) -> Collection[Member]:
+        """All of them, those in quarantine too."""
+        return self._members.values()
+
     def join(self, member: Member) -> None:
         """Adds a member."""
         self._members[member.worker.name] = member
