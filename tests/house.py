@@ -144,6 +144,7 @@ HOUSE = """
     .
 
     plan                    torch
+    shards
     missed
     repro_script
     repro
