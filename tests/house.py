@@ -156,6 +156,7 @@ HOUSE = """
 
     plan                    torch
     replaying
+    shards
     missed
     repro_script
     repro

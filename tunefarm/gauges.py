@@ -109,7 +109,7 @@ class Gauges:
     def moved(self, board: BuildBoard, contests: Sequence[Contest]) -> None:
         """The pulse will see it."""
 
-    def ended(self, result: StudyResult) -> None:
+    def ended(self, result: StudyResult, experiment: str) -> None:
         """A study has ended."""
         self._winners[id(result.study)] = result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,11 @@ class Study:
     def key(self) -> str:
         """Identity inside a sweep: stable between runs, usable in a ledger."""
         return f"{self.workload} {self.device.key} {self.problem.key}"
+
+    def family(self, over: Collection[str]) -> str:
+        """Equal for studies of one device that differ in the named variables alone."""
+        rest = " ".join(f"{name}={value}" for name, value in sorted(self.variables.items()) if name not in over)
+        return f"{self.workload} {self.device.key} {rest}"
 
     @property
     def label(self) -> str:

@@ -72,10 +72,10 @@ class Watchers:
         for watcher in self._watchers:
             watcher.moved(board, contests)
 
-    def ended(self, result: StudyResult) -> None:
+    def ended(self, result: StudyResult, experiment: str) -> None:
         """See `Watcher`."""
         for watcher in self._watchers:
-            watcher.ended(result)
+            watcher.ended(result, experiment)
 
 
 class Sweep:

@@ -13,9 +13,8 @@ import statistics
 from collections.abc import Collection, Generator, Mapping, Sequence
 from typing import TypeAlias
 
-from tunefarm.config import Config, Value
+from tunefarm.config import Config
 from tunefarm.contest import Contest
-from tunefarm.frozen import FrozenMap
 from tunefarm.search.crown import evidence, is_better
 from tunefarm.study import Status, StudyResult
 from tunefarm.trial import to_json
@@ -34,10 +33,9 @@ def families(members: Sequence[Member], over: Collection[str]) -> list[list[Memb
     Returns:
         Families of two and more.
     """
-    found: dict[tuple[str, FrozenMap[Value]], list[Member]] = {}
+    found: dict[str, list[Member]] = {}
     for contest, result in members:
-        variables = FrozenMap((k, v) for k, v in result.study.variables.items() if k not in over)
-        found.setdefault((result.study.device.key, variables), []).append((contest, result))
+        found.setdefault(result.study.family(over), []).append((contest, result))
     for family in found.values():
         for contest, result in family if any(result.winner for _, result in family) else ():
             if result.winner is None:

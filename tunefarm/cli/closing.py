@@ -17,6 +17,7 @@ from tunefarm.errors import TunefarmError
 
 if TYPE_CHECKING:
     from tunefarm.cli.order import Order
+    from tunefarm.shards import Shard
     from tunefarm.study import StudyResult
 
 
@@ -97,6 +98,14 @@ def close(
         sys.exit(1)
 
 
+def close_empty(shard: Shard, num: int, *, as_json: bool) -> None:
+    """Says that a shard has nothing to do, which is no error."""
+    if as_json:
+        typer.echo(json.dumps({"studies": [], "shard": str(shard), "of": num}, indent=1))
+    else:
+        typer.echo(f"shard {shard} has no study: there are {num} in all")
+
+
 def _text(place: str, error: Exception) -> str:
     text = str(error) if isinstance(error, TunefarmError) else f"{type(error).__name__}: {error}"
     return text if place in text else f"{place}: {text}"
@@ -162,10 +171,13 @@ def _print_closing(
     lines.append(f"ledger   {_ledger([ending.order.ledger for ending in endings])}")
     lines += [f"MLflow   {place}" for place in dict.fromkeys(public(o.order.tracking) for o in endings)]
     lines += [f"Optuna   {place}" for place in dict.fromkeys(public(o.order.optuna_storage) for o in endings) if place]
+    if "shard" in facts:
+        lines.append(f"shard    {facts['shard']}: {len(results)} of {counted(facts['of'], 'study', 'studies')}")
     packs = [pack for pack in dict.fromkeys(ending.pack for ending in endings) if pack]
     lines += [f"pack     {pack}{', replayed' if replayed else ''}" for pack in packs] or [
         f"pack     {_no_pack(results)}"
     ]
+    lines += [f"merge    {line}" for line in dict.fromkeys(_merging(o.order) for o in endings if o.pack) if line]
     lines += [f"note     {notice}" for notice in facts["notices"]]
     out.print("\n".join(lines), markup=False)
 
@@ -174,6 +186,14 @@ def _no_pack(results: Sequence[StudyResult]) -> str:
     if results and all(result.recording for result in results):
         return "none: a replayed landscape gives tables, never packs"
     return "none"
+
+
+def _merging(order: Order) -> str:
+    """The command that makes one pack of those of all shards, or empty."""
+    if order.shard.num == 1:
+        return ""
+    whole = Path(order.whole)
+    return f"tunefarm pack merge {whole.with_name(f'{whole.stem}-*-of-{order.shard.num}{whole.suffix}')} -o {whole}"
 
 
 def _ledger(paths: Sequence[Path]) -> str:

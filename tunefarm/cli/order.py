@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunefarm.cli.opening import MeterKind
 from tunefarm.errors import UserError
+from tunefarm.shards import WHOLE, Shard
 
 if TYPE_CHECKING:
     from tunefarm.device import Device
@@ -38,6 +39,9 @@ class Order:
         optuna_storage: where its studies are mirrored, or empty.
         export: the pack for its winners, or empty.
         known: what the files that it learns from tell of its kernel.
+        shard: which of several drivers this one is; ledger and pack are its own then.
+        whole: the pack for the winners of all shards, or empty.
+        weight: of this shard's studies, as a share of those of the experiment.
     """
 
     file: Path
@@ -49,6 +53,9 @@ class Order:
     optuna_storage: str
     export: str
     known: Mapping[Path, Sequence[Story]]
+    shard: Shard = WHOLE
+    whole: str = ""
+    weight: float = 1.0
 
     @property
     def spec(self) -> Experiment:
@@ -87,7 +94,7 @@ def about(file: Path, files: Sized) -> Iterator[None]:
 
 def take_orders(
     files: Sequence[Path], *, meter: MeterKind, sweeps: Path, fresh: bool, tracking: str | None,
-    optuna_storage: str | None, out: Path | None,
+    optuna_storage: str | None, out: Path | None, shard: Shard = WHOLE,
 ) -> list[Order]:  # fmt: skip
     """Reads experiments and imports what they name.
 
@@ -115,10 +122,12 @@ def take_orders(
             _check_replayed(spec, meter, out)
             resolved = opening.import_experiment(spec, ship=True)
             known = opening.read_known(resolved)  # what cannot be read is said before any work
+        folder, export = sweeps / spec.name, spec.export if out is None else str(out)
         orders.append(
             Order(
-                file=file, resolved=resolved, meter=meter, ledger=sweeps / spec.name / "ledger.jsonl", fresh=fresh,
-                tracking=uri, optuna_storage=storage, export=spec.export if out is None else str(out), known=known,
+                file=file, resolved=resolved, meter=meter, ledger=shard.beside(folder) / "ledger.jsonl", fresh=fresh,
+                tracking=uri, optuna_storage=storage, export=_export(export, shard),
+                known=known, shard=shard, whole=export,
             )
         )  # fmt: skip
     return orders
@@ -136,11 +145,29 @@ def _check_replayed(spec: Experiment, meter: MeterKind, out: Path | None) -> Non
         raise spec.error("workload", message, "leave --meter gpu out, or name the kernel as the workload")
 
 
+def _export(whole: str, shard: Shard) -> str:
+    return str(shard.beside(Path(whole))) if whole and shard.num > 1 else whole
+
+
+def take_part(
+    orders: Sequence[Order], planned: Sequence[Sequence[PlannedStudy]]
+) -> tuple[list[Order], list[list[PlannedStudy]], int]:  # fmt: skip
+    """What this driver's shard has of what was ordered: orders of which it has studies, these, and of how many."""
+    from tunefarm.shards import take
+
+    parts = take(orders[0].shard, [(order.spec, studies) for order, studies in zip(orders, planned, strict=True)])
+    mine = [
+        (replace(order, weight=part.weight), list(part.studies))
+        for order, part in zip(orders, parts, strict=True)
+        if part.studies or order.shard.num == 1
+    ]
+    return [order for order, _ in mine], [studies for _, studies in mine], sum(part.num for part in parts)
+
+
 def plan_order(order: Order, live: Sequence[Device], *, complete: bool) -> list[PlannedStudy]:
     """The studies, after refusing whatever can be refused already; `complete`: no further device will show up."""
     from tunefarm.cli.opening import check_output, plan_targets
     from tunefarm.plan import require_meter
-    from tunefarm.record.ledger import check_ledger
 
     spec = order.spec
     # With GPUs still to show up, whether their landscapes can be replayed is no matter yet.
@@ -152,9 +179,9 @@ def plan_order(order: Order, live: Sequence[Device], *, complete: bool) -> list[
         try:
             check_output(Path(order.export))
         except UserError as e:
-            if order.export != spec.export:
+            if order.whole != spec.export:
                 raise
-            raise spec.error("export", f"{spec.export} {e.args[0]}", e.hint) from None
+            raise spec.error("export", f"{order.export} {e.args[0]}", e.hint) from None
     pack = earlier_pack(order.export)
     source = "measured" if any(target.meter == "gpu" for target in targets) else "replayed"
     if complete and pack is not None and set(pack.sources) - {source}:
@@ -163,8 +190,18 @@ def plan_order(order: Order, live: Sequence[Device], *, complete: bool) -> list[
             file=order.export,
             hint="export to another file, or remove this one",
         )
-    check_ledger(order.ledger, {"experiment": spec.name})
     return planned
+
+
+def check_free(order: Order) -> None:
+    """Refuses a ledger that another driver holds, or that is another's, before machines are taken.
+
+    Raises:
+        LedgerError: see `open_ledger`.
+    """
+    from tunefarm.record.ledger import check_ledger
+
+    check_ledger(order.ledger, {"experiment": order.spec.name})
 
 
 def earlier_pack(export: str) -> Pack | None:
@@ -172,7 +209,7 @@ def earlier_pack(export: str) -> Pack | None:
     return _load(export, Path(export).stat().st_mtime_ns) if export and Path(export).exists() else None
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=2)
 def _load(path: str, written_ns: int) -> Pack:
     # Each of many experiments asks for it twice.
     from tunefarm.pack_reader import load_pack
@@ -200,9 +237,10 @@ def open_ledger(order: Order, planned: Sequence[PlannedStudy]) -> FileLedger:
             [[t.device.key, t.meter, _fingerprint(t.landscape)] for t in dict.fromkeys(s.target for s in planned)],
         ]
     )
-    ledger = ledgers.open_ledger(
-        order.ledger, {"experiment": spec.name, "digest": spec.digest, "conditions": conditions}
-    )
+    identity = {"experiment": spec.name, "digest": spec.digest, "conditions": conditions}
+    if order.shard.num > 1:
+        identity["shard"] = str(order.shard)
+    ledger = ledgers.open_ledger(order.ledger, identity)
     if order.fresh:
         ledger.append("fresh", {})
     return ledger

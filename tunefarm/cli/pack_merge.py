@@ -19,27 +19,33 @@ from tunefarm.pack_reader import load_pack
 
 
 def merge(
-    a: Annotated[Path, typer.Argument(help="A pack.", show_default=False)],
-    b: Annotated[Path, typer.Argument(help="Another.", show_default=False)],
+    packs: Annotated[list[Path], typer.Argument(help="Two packs or more.", show_default=False)],
     out: Annotated[Path, typer.Option("--output", "-o", help="Where the merged pack goes.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Merge packs A and B: all their rows, and of two for one problem the better-proven. What is dropped is listed.
+    """Merge PACKS: all their rows, and of several for one problem the better-proven. What is dropped is listed.
 
     Better-proven: measured over replayed, then outputs checked, then newer, then the tighter interval.
 
     Example: tunefarm pack merge packs/h100.json packs/a100.json -o packs/softmax.json
     """
+    if len(packs) < 2:
+        raise UserError("is the only pack named", file=str(packs[0]), hint="name those to merge it with, too")
     check_output(out)
     if out.exists():
         _check_replaceable(out)
-    merged = unite(load_pack(a), load_pack(b), names=(str(a), str(b)))
-    write_atomic(out, dumps(merged.pack).encode())
+    dropped: list[Dropped] = []
+    pack, name = load_pack(packs[0]), str(packs[0])
+    for file in packs[1:]:
+        merged = unite(pack, load_pack(file), names=(name, str(file)))
+        pack, name = merged.pack, "those before"
+        dropped += merged.dropped
+    write_atomic(out, dumps(pack).encode())
     if as_json:
-        pack = {"pack": str(out), "digest": merged.pack.digest, "rows": merged.pack.num_rows}
-        typer.echo(json.dumps({**pack, "dropped": [_plain(d) for d in merged.dropped]}, indent=1))
+        told = {"pack": str(out), "digest": pack.digest, "rows": pack.num_rows}
+        typer.echo(json.dumps({**told, "dropped": [_plain(d) for d in dropped]}, indent=1))
         return
-    _tell(str(out), merged)
+    _tell(str(out), Merged(pack=pack, dropped=tuple(dropped)))
 
 
 def merge_driver(

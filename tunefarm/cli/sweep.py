@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tunefarm.address import public
-from tunefarm.cli.closing import Ending, close
+from tunefarm.cli.closing import Ending, close, close_empty
 from tunefarm.cli.exposing import Exposure, MetricsAddress, MetricsFile, MetricsPort, exposed
 from tunefarm.cli.opening import FleetKind, MeterKind
 from tunefarm.config import counted
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from tunefarm.record.ledger import FileLedger
     from tunefarm.seams import Fleet, Mirror, Tracker
     from tunefarm.sweep import Sweep
+
+_GOES_ON = "what was measured is in the ledger; the same command goes on from there"
 
 
 def sweep(
@@ -51,6 +53,9 @@ def sweep(
     metrics_port: MetricsPort = None,
     metrics_address: MetricsAddress = None,
     metrics_file: MetricsFile = None,
+    shard: Annotated[
+        str | None, typer.Option(help="Only this driver's part of the studies: `2/8`.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document at the end.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
@@ -64,43 +69,56 @@ def sweep(
     from tunefarm.cli.folders import store_folder
     from tunefarm.cli.order import find_experiments, take_orders
     from tunefarm.cli.terminal import Progress
+    from tunefarm.shards import WHOLE, parse_shard
 
     began, metrics = time.monotonic(), Exposure(port=metrics_port, address=metrics_address, file=metrics_file)
     opening.check_fleet(fleet, address)
-    orders = take_orders(
+    part = WHOLE if shard is None else parse_shard(shard)
+    ordered = take_orders(
         find_experiments(experiments), meter=meter, sweeps=sweeps, fresh=fresh, tracking=tracking,
-        optuna_storage=optuna_storage, out=out,
+        optuna_storage=optuna_storage, out=out, shard=part,
     )  # fmt: skip
     store = store_folder()
     use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
-    planned = _plan(orders, [], complete=not use_gpu)
-    try:
-        with exposed(metrics) as gauges, Progress(quiet=quiet or as_json, named=len(orders) > 1) as progress:
-            progress.say(f"starting the fleet ({fleet.value})")
-            workers = _open(orders, planned, fleet, address, use_gpu=use_gpu, builders=builders, wait_s=wait)
-            with contextlib.closing(workers):
-                if use_gpu:
-                    planned = _plan(orders, opening.live_devices(workers), complete=True)
-                endings, facts, failed = _compete(orders, planned, workers, progress, gauges, store)
-    except KeyboardInterrupt:
-        if any(order.ledger.exists() for order in orders):
-            typer.echo("interrupted: what was measured is in the ledger; the same command goes on from there", err=True)
-        raise
-    facts["wall_s"] = round(time.monotonic() - began, 2)
+    plan = _plan(ordered, [], complete=not use_gpu)
+    if plan.orders or use_gpu:
+        try:
+            with exposed(metrics) as gauges, Progress(quiet=quiet or as_json, named=len(ordered) > 1) as progress:
+                progress.say(f"starting the fleet ({fleet.value})")
+                workers = _open(ordered, plan, fleet, address, use_gpu=use_gpu, builders=builders, wait_s=wait)
+                live = partial(opening.live_devices, workers) if use_gpu else None
+                plan, endings, facts, failed = _hold(ordered, plan, workers, live, progress, gauges, store)
+        except KeyboardInterrupt:
+            if any(order.ledger.exists() for order in plan.orders):
+                typer.echo(f"interrupted: {_GOES_ON}", err=True)
+            raise
+    if not plan.orders:
+        close_empty(part, plan.num, as_json=as_json)
+        return
+    facts |= {"wall_s": round(time.monotonic() - began, 2)} | ({"shard": str(part), "of": plan.num} if shard else {})
     close(endings, facts, failed, as_json=as_json, quiet=quiet)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What this driver has to do: orders, the studies of each, and of how many studies these are its shard."""
+
+    orders: Sequence[Order]
+    studies: Sequence[Sequence[PlannedStudy]]
+    num: int
+
+
 def _open(
-    orders: Sequence[Order], planned: Sequence[Sequence[PlannedStudy]], kind: FleetKind, address: str | None, *,
+    ordered: Sequence[Order], plan: _Plan, kind: FleetKind, address: str | None, *,
     use_gpu: bool, builders: int | None, wait_s: float,
 ) -> Fleet:  # fmt: skip
     """The fleet, with a GPU of each arch if they are to come from a cluster."""
     from tunefarm.cli import opening
 
-    kernels = [order for order in orders if order.resolved.found is not None]
+    kernels = [order for order in ordered if order.resolved.found is not None]
     refs, specs = [order.spec.ref for order in kernels], [order.spec for order in kernels]
     builders = builders if kernels else 0  # Recordings are not built.
-    replayed = {s.target.device.key: s.target.device for studies in planned for s in studies if s.target.landscape}
+    replayed = {s.target.device.key: s.target.device for mine in plan.studies for s in mine if s.target.landscape}
     workers = opening.open_fleet(
         kind, address, use_gpu=use_gpu, builders=builders, refs=refs, replayed=list(replayed.values())
     )
@@ -113,14 +131,31 @@ def _open(
     return workers
 
 
-def _plan(orders: Sequence[Order], live: Sequence[Any], *, complete: bool) -> list[list[PlannedStudy]]:
-    from tunefarm.cli.order import about, plan_order
+def _plan(ordered: Sequence[Order], live: Sequence[Any], *, complete: bool) -> _Plan:
+    from tunefarm.cli.order import about, check_free, plan_order, take_part
 
     planned = []
-    for order in orders:
-        with about(order.file, orders):
+    for order in ordered:
+        with about(order.file, ordered):
             planned.append(plan_order(order, live, complete=complete))
-    return planned
+    orders, mine, num = take_part(ordered, planned)
+    for order in orders:
+        with about(order.file, ordered):
+            check_free(order)
+    return _Plan(orders=orders, studies=mine, num=num)
+
+
+def _hold(
+    ordered: Sequence[Order], plan: _Plan, workers: Fleet, live: Callable[[], Sequence[Any]] | None,
+    progress: Progress, gauges: Gauges, store: Path,
+) -> tuple[_Plan, list[Ending], dict[str, Any], dict[str, Exception]]:  # fmt: skip
+    """How it went, and the plan by which it did: `live` tells of GPUs that only the fleet knows of."""
+    try:
+        if live is not None:
+            plan = _plan(ordered, live(), complete=True)
+        return plan, *_compete(plan.orders, plan.studies, workers, progress, gauges, store)
+    finally:
+        workers.close()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -142,6 +177,8 @@ def _compete(
     from tunefarm.bench.store import BuildStore
     from tunefarm.builds import BuildBoard
 
+    if not orders:
+        return [], {}, {}
     endings = [Ending(order=order) for order in orders]
     entrants: dict[int, _Entrant] = {}
     board = BuildBoard(orders[0].resolved, BuildStore(store))
@@ -207,9 +244,10 @@ def _enter(
         name = f"{spec.name}: " if named else ""
         progress.say(f"{name}learning from {counted(len(pasts), 'earlier study', 'earlier studies')} of this kernel")
     mirror = _mirror(order, ledger)
+    earlier = earlier_pack(order.whole) or earlier_pack(order.export)
     competition = Sweep(
         resolved, planned, ledger=ledger, memo=ledger.memo(), tracker=tracker, watcher=Watchers(progress, gauges),
-        incumbents=find_incumbents(earlier_pack(order.export), planned), pasts=pasts, mirror=mirror,
+        incumbents=find_incumbents(earlier, planned), pasts=pasts, mirror=mirror,
     )  # fmt: skip
     return _Entrant(order=order, ledger=ledger, tracker=tracker, mirror=mirror, sweep=competition)
 
@@ -231,7 +269,8 @@ def _run(group: Sequence[_Entrant], workers: Fleet, board: BuildBoard, progress:
 
     # A budget of time stands alone in its group.
     limits = group[0].order.spec.budget
-    budget = Budget(wall_s=limits.wall_s, gpu_held_s=limits.gpu_held_s)
+    held_s = None if limits.gpu_held_s is None else limits.gpu_held_s * group[0].order.weight
+    budget = Budget(wall_s=limits.wall_s, gpu_held_s=held_s)
     dispatch = Dispatch(workers, budget=budget, pulse=gauges.pulse)
     gauges.follow(dispatch, board)
     num_builders = sum(worker.role == "build" for worker in workers.workers)

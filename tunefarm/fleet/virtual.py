@@ -24,15 +24,19 @@ class VirtualTime:
 
     Args:
         decision_s: charged each time that the driver asks for news, in place of what it took; None to measure that.
+        stopwatch: what measures it, in seconds; `time.thread_time` leaves out what other processes take of a CPU, and
+            with it all waiting for disks.
     """
 
-    def __init__(self, *, decision_s: float | None = None) -> None:
-        self._decision_s = decision_s
+    def __init__(
+        self, *, decision_s: float | None = None, stopwatch: Callable[[], float] = time.perf_counter
+    ) -> None:  # fmt: skip
+        self._decision_s, self._stopwatch = decision_s, stopwatch
         self._now_s = 0.0
         self._agenda: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = itertools.count()
         self._items: deque[Any] = deque()
-        self._since: float | None = time.perf_counter()
+        self._since: float | None = stopwatch()
         self.driver_s = 0.0
         """Seconds charged for the driver so far."""
 
@@ -53,12 +57,12 @@ class VirtualTime:
     def pause(self) -> None:
         """Charges what the driver has done since `resume`; what follows is the simulation's own work."""
         if self._since is not None and self._decision_s is None:
-            self.charge(time.perf_counter() - self._since)
+            self.charge(self._stopwatch() - self._since)
         self._since = None
 
     def resume(self) -> None:
         """From here on it is the driver that works."""
-        self._since = time.perf_counter()
+        self._since = self._stopwatch()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

@@ -50,8 +50,11 @@ class Queue:
 
     def take(self, lanes: Iterable[Lane], refused: Callable[[str], bool]) -> str | None:
         """Removes and returns the best job of some lanes that is not refused, or None."""
-        firsts = (self._first(self._heaps[lane], refused) for lane in lanes if self.size(lane))
-        best = min((entry for entry in firsts if entry is not None), default=None)
+        best: _Entry | None = None
+        for lane in lanes:
+            first = self._first(self._heaps[lane], refused) if self._sizes.get(lane) else None
+            if first is not None and (best is None or first < best):
+                best = first
         if best is None:
             return None
         self.remove(best[-1])

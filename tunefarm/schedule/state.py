@@ -171,6 +171,8 @@ class State:
     def _avoids(self, job_id: str, name: str) -> bool:
         """Whether a job was lost on this worker and there is another for it."""
         life = self.lives[job_id]
+        if not life.losses:
+            return False
         lost_on = {loss.worker for loss in life.losses}
         if name not in lost_on:
             return False
