@@ -95,6 +95,7 @@ HOUSE = """
     fleet.relay
     fleet.post
     fleet.inline
+    fleet.trust             grpc
     fleet.ray               ray
 
     record
@@ -148,6 +149,7 @@ HOUSE = """
     dispatch
     turns
     builds
+    stocking
     pasts
     minutes
     wants
@@ -171,6 +173,7 @@ HOUSE = """
     cli.order
     cli.doctor              typer* torch triton pynvml
     cli.aa                  typer* rich
+    cli.build               typer*
     cli.pack_verify         typer* rich
     cli.pack_which          typer*
     cli.pack_diff           typer*

@@ -6,6 +6,7 @@ import typer
 
 from tunefarm import __version__
 from tunefarm.cli.aa import aa
+from tunefarm.cli.build import build
 from tunefarm.cli.doctor import doctor
 from tunefarm.cli.harvest import harvest
 from tunefarm.cli.misses import misses
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command()(sweep)
 app.command()(plan)
+app.command()(build)
 app.command()(misses)
 app.command()(record)
 app.command()(harvest)

@@ -24,7 +24,8 @@ from tunefarm.fleet.cpus import available_cpus
 
 PACKAGES = {
     "pyyaml": "6.0", "rich": "13.7", "typer": "0.15", "mlflow": "3.10", "torch": "2.11", "triton": "3.6",
-    "ray": "2.60", "optuna": "5.0", "cmaes": "0.10", "scipy": "1.11", "numpy": "1.26", "nvidia-ml-py": "12.560",
+    "ray": "2.60", "grpcio": "1.60", "optuna": "5.0", "cmaes": "0.10", "scipy": "1.11", "numpy": "1.26",
+    "nvidia-ml-py": "12.560",
 }  # fmt: skip
 """Oldest versions that work, as in pyproject.toml."""
 
@@ -144,7 +145,7 @@ def check_package(name: str, oldest: str) -> Check:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         # Monitoring aside, each is needed for something; a sweep can do without this one.
-        state = "warn" if name in ("nvidia-ml-py", "ray", "mlflow", "cmaes", "scipy") else "missing"
+        state = "warn" if name in ("nvidia-ml-py", "ray", "grpcio", "mlflow", "cmaes", "scipy") else "missing"
         return Check(name=name, state=state, found="not installed", remedy=remedy)
     if _numbers(version) < _numbers(oldest):
         return Check(name=name, state="warn", found=f"{version}, tested from {oldest} on", remedy=remedy + " --upgrade")

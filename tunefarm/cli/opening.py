@@ -89,6 +89,11 @@ def check_fleet(kind: FleetKind, address: str | None) -> None:
         )
 
 
+def insecure() -> bool:
+    """Whether the user joins Ray clusters that ask for no token: `$TUNEFARM_INSECURE_CLUSTER`."""
+    return os.environ.get("TUNEFARM_INSECURE_CLUSTER", "") not in ("", "0")
+
+
 def open_fleet(
     kind: FleetKind,
     address: str | None,
@@ -114,14 +119,38 @@ def open_fleet(
         from tunefarm.fleet.ray import RayFleet
 
         if not use_gpu:
-            return RayFleet(address, num_builders=builders)
-        return RayFleet(address, probe=probe, warm=warm, num_builders=builders)
+            return RayFleet(address, num_builders=builders, insecure=insecure())
+        return RayFleet(address, probe=probe, warm=warm, num_builders=builders, insecure=insecure())
     from tunefarm.fleet.inline import InlineFleet
 
     if not use_gpu:
         return InlineFleet([None], num_builders=builders)
     visible = _visible()
     return InlineFleet(_probe(visible), visible=visible, num_builders=builders, warm=warm)
+
+
+def open_builders(
+    kind: FleetKind, address: str | None, *, builders: int | None, refs: Sequence[WorkloadRef] = ()
+) -> Fleet:
+    """Starts a fleet of build workers alone: it holds no GPU.
+
+    Args:
+        kind: Ray or this machine's own processes.
+        address: of a Ray cluster; None for a local one.
+        builders: build workers; None for one a CPU.
+        refs: where the workloads are found that it will build.
+
+    Raises:
+        InfrastructureError: it cannot be started.
+    """
+    warm = {"build": partial(load_builder, *refs)}
+    if kind is FleetKind.RAY:
+        from tunefarm.fleet.ray import RayFleet
+
+        return RayFleet(address, warm=warm, num_measure=0, num_builders=builders, insecure=insecure())
+    from tunefarm.fleet.inline import InlineFleet
+
+    return InlineFleet(num_builders=builders, warm=warm)
 
 
 def _visible() -> list[str]:

@@ -18,12 +18,13 @@ from functools import partial
 from typing import Any
 
 from tunefarm.device import Device
-from tunefarm.errors import InfrastructureError, SpecError, WorkerLost
+from tunefarm.errors import InfrastructureError, SpecError, UserError, WorkerLost
 from tunefarm.fleet.cpus import available_cpus
 from tunefarm.fleet.parcel import Reply, pack
 from tunefarm.fleet.post import Post, close_all
 from tunefarm.fleet.process import LocalProcess
 from tunefarm.fleet.relay import Relay
+from tunefarm.fleet.trust import Answer, ask_without_token
 from tunefarm.seams import Worker
 
 _TOKEN = secrets.token_hex(32)
@@ -156,9 +157,11 @@ class RayFleet:
         num_measure: measuring workers; one per GPU, or one that replays, if left out.
         num_builders: build workers; one per CPU if left out.
         startup_s: how long a process may take to come up.
+        insecure: join a cluster at `address` though it does the bidding of whoever reaches it.
 
     Raises:
         SpecError: the cluster cannot have as many workers as asked for, ever.
+        UserError: it answers who has no token.
         InfrastructureError: the cluster cannot be reached, or has no room in time.
     """
 
@@ -171,12 +174,13 @@ class RayFleet:
         num_measure: int | None = None,
         num_builders: int | None = None,
         startup_s: float = 120.0,
+        insecure: bool = False,
     ) -> None:
         self._workers: list[Worker] = []
         self._posts: dict[str, Post] = {}
         self._startup_s = startup_s
         self._warm = warm or {}
-        self._owns_cluster = _connect(address, use_gpus=probe is not None)
+        self._owns_cluster = _connect(address, use_gpus=probe is not None, insecure=insecure)
         try:
             num_cpus, num_gpus = _capacity(startup_s)
             if probe is None:
@@ -254,7 +258,7 @@ def _introduction(probe: Callable[[], Device]) -> tuple[Device, str]:
     return probe(), socket.gethostname()
 
 
-def _connect(address: str | None, *, use_gpus: bool) -> bool:
+def _connect(address: str | None, *, use_gpus: bool, insecure: bool) -> bool:
     """Joins a cluster or starts one here; True if it was started here."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
@@ -262,8 +266,11 @@ def _connect(address: str | None, *, use_gpus: bool) -> bool:
     if ray.is_initialized():
         return False
     options: dict[str, Any] = {"address": address}
+    answer = Answer.SILENT
     if address is not None:
-        _reach(address)
+        answer = _reach(address)
+        if not insecure:
+            _refuse_open(address, answer)
     else:
         # Ray would write a token into the home directory, which may be read-only and outlives the cluster.
         os.environ["RAY_AUTH_TOKEN"] = _TOKEN
@@ -279,23 +286,51 @@ def _connect(address: str | None, *, use_gpus: bool) -> bool:
     try:
         ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        raise InfrastructureError(f"no Ray cluster at {address or 'this machine'}: {error}") from error
+        hint = (
+            "it asks for a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as it has them"
+            if answer is Answer.REFUSED
+            else ""
+        )
+        raise InfrastructureError(f"no Ray cluster at {address or 'this machine'}: {error}", hint=hint) from error
+    if address is not None and not _port(address) and not insecure:  # `auto`: only now it is known where that is
+        try:
+            where = ray.get_runtime_context().gcs_address
+            _refuse_open(where, ask_without_token(where, _REACH_S))
+        except UserError:
+            ray.shutdown()
+            raise
     if threading.current_thread() is threading.main_thread():
         # What happens when this process is asked to end is its own matter: Ray's answer prints a stack, and aborts.
         signal.signal(signal.SIGTERM, asked_to_end)
     return address is None
 
 
-def _reach(address: str) -> None:
-    """Ray itself tries for many minutes before it says that nobody listens at an address."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if port.isdigit():
-        try:
-            socket.create_connection((host, int(port)), timeout=_REACH_S).close()
-        except OSError as error:
-            raise InfrastructureError(
-                f"no Ray cluster at {address}: {error}", hint="is it up, and the port right?"
-            ) from error
+def _port(address: str) -> str:
+    port = address.rpartition(":")[2]
+    return port if port.isdigit() else ""
+
+
+def _reach(address: str) -> Answer:
+    """What a cluster tells strangers. Ray itself tries for many minutes before it says that nobody listens there."""
+    if not (port := _port(address)):
+        return Answer.SILENT
+    try:
+        host = address.removeprefix("ray://").rpartition(":")[0]
+        socket.create_connection((host, int(port)), timeout=_REACH_S).close()
+    except OSError as error:
+        raise InfrastructureError(
+            f"no Ray cluster at {address}: {error}", hint="is it up, and the port right?"
+        ) from error
+    return ask_without_token(address, _REACH_S)
+
+
+def _refuse_open(address: str, answer: Answer) -> None:
+    if answer is Answer.SERVED:
+        raise UserError(
+            f"the Ray cluster at {address} answers without a token: whoever reaches it can run code there",
+            hint="start it, and this, with RAY_AUTH_MODE=token and one RAY_AUTH_TOKEN; where nobody else can reach it, "
+            "TUNEFARM_INSECURE_CLUSTER=1 joins it as it is",
+        )
 
 
 def _capacity(startup_s: float) -> tuple[int, int]:
