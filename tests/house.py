@@ -41,6 +41,7 @@ HOUSE = """
     spec.tree               yaml*
     spec.experiment
     spec.schema
+    spec.belongings
 
     bench
     bench.legality
@@ -97,6 +98,8 @@ HOUSE = """
     fleet.inline
     fleet.trust             grpc
     fleet.ray               ray
+    fleet.submission
+    fleet.kubernetes        yaml
 
     record
     record.memo
@@ -190,6 +193,7 @@ HOUSE = """
     cli.exporting
     cli.closing             typer*
     cli.harvest             typer* torch
+    cli.submit              typer*
     cli.sweep               typer*
     cli.app                 typer*
     cli.__main__

@@ -14,6 +14,7 @@ from tunefarm.cli.pack import app as pack
 from tunefarm.cli.plan import plan
 from tunefarm.cli.record import record
 from tunefarm.cli.repro import repro
+from tunefarm.cli.submit import cancel, logs, status, submit
 from tunefarm.cli.sweep import sweep
 
 EXIT_CODES = """Exit codes: 0 done; 1 partial (a study that was measured has no winner, a default config no noise
@@ -35,6 +36,8 @@ app.command()(harvest)
 app.command()(repro)
 app.command()(aa)
 app.command()(doctor)
+for verb in (submit, status, logs, cancel):
+    app.command()(verb)
 app.add_typer(pack, name="pack")
 
 
