@@ -32,19 +32,20 @@ def is_up(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def ray_head(mode: str, *, client_port: bool = False) -> Iterator[tuple[str, str]]:
+def ray_head(mode: str, *, client_port: bool = False, **more: str) -> Iterator[tuple[str, str]]:
     """A head with one CPU: its address and that of its client server, empty without.
 
     Args:
         mode: `token` or `disabled`, as RAY_AUTH_MODE.
         client_port: also start the client server.
+        more: of its environment.
     """
     port, client = free_ports(2)
     # Ray picks the ports of its workers from 10002 to 19999; sockets' paths must be short.
     with tempfile.TemporaryDirectory(prefix="ray") as folder:
         environment = {
             **os.environ, "RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": TOKEN, "HOME": folder,
-            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_USAGE_STATS_ENABLED": "0", "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9", **more,
         }  # fmt: skip
         log = Path(folder) / "head.log"
         with log.open("wb") as file:

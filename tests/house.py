@@ -174,6 +174,8 @@ HOUSE = """
     cli.terminal            rich
     cli.opening             torch triton
     cli.order
+    cli.check
+    cli.trust
     cli.doctor              typer* torch triton pynvml
     cli.aa                  typer* rich
     cli.build               typer*

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import http.server
 import re
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from clusters import TOKEN, free_ports, ray_head
-from farm import tunefarm, write_experiment
+from farm import tunefarm, wait_until, write_experiment
+from overlays import MANIFESTS
 
+from tunefarm.cli.trust import check_cluster, check_store, check_telemetry, check_token
 from tunefarm.fleet.trust import Answer, ask_without_token
 
 BUILD = ("build", "experiment.yaml", "--builders", "1", "--quiet")
@@ -85,3 +90,59 @@ def test_a_cluster_with_a_token_is_joined_by_who_has_it(tmp_path: Path, closed_h
     line = wrong.stderr.splitlines()[-1]  # after some words of Ray's own
     assert line.startswith(f"error: no Ray cluster at {closed_head[0]}: ")
     assert "it asks for a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as it has them" in line
+
+
+def test_the_doctor_says_whom_a_machine_trusts(
+    tmp_path: Path, open_head: tuple[str, str], closed_head: tuple[str, str]
+) -> None:
+    assert check_cluster("", insecure=False).state == "ok"
+    assert check_cluster(closed_head[0], insecure=False).found == f"{closed_head[0]} asks for a token"
+    opened = check_cluster(open_head[0], insecure=False)
+    assert (opened.state, opened.found) == ("warn", f"{open_head[0]} does what strangers ask")
+    assert check_cluster(closed_head[0], insecure=True).state == "warn"
+    (port,) = free_ports(1)
+    assert "does not answer" in check_cluster(f"127.0.0.1:{port}", insecure=False).found
+
+    token = tmp_path / "auth_token"
+    assert check_token(token).state == "ok"
+    token.write_text(TOKEN)
+    for mode, state in ((0o644, "warn"), (0o600, "ok")):
+        token.chmod(mode)
+        assert check_token(token).state == state
+
+    store = tmp_path / "cache" / "builds"
+    assert check_store(store).state == "ok"
+    store.mkdir(parents=True)
+    for place in (store, store.parent):
+        for mode, state in ((0o777, "warn"), (0o775, "warn"), (0o755, "ok")):
+            place.chmod(mode)
+            assert check_store(store).state == state
+
+    assert check_telemetry("", "").state == "ok"
+    assert check_telemetry("head:6379", "").state == "warn"
+    assert check_telemetry("head:6379", "https://usage.example").state == "warn"
+    assert check_telemetry("head:6379", "http://127.0.0.1:9").state == "ok"
+
+
+class Reports(http.server.BaseHTTPRequestHandler):
+    seen: ClassVar[list[bytes]] = []
+
+    def do_POST(self) -> None:
+        self.seen.append(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing."""
+
+
+def test_a_head_reports_though_it_is_told_not_to_so_recipes_lead_that_nowhere() -> None:
+    """Why settings and batch script name a port of this machine that nobody listens on: here one listens."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Reports) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with ray_head("token", RAY_USAGE_STATS_REPORT_URL=f"http://127.0.0.1:{server.server_address[1]}"):
+            assert wait_until(lambda: bool(Reports.seen), 60), "Ray has mended that: the setting can go"
+        server.shutdown()
+    for path in ("base/settings.yaml", "slurm/measure.sbatch"):
+        text = (MANIFESTS / path).read_text()
+        assert re.search(r"RAY_USAGE_STATS_REPORT_URL(=|: )http://127\.0\.0\.1:9\n", text)

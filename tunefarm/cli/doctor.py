@@ -12,13 +12,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tunefarm.cli.check import Check
 from tunefarm.cli.folders import cache_folder
+from tunefarm.cli.trust import examine_trust
 from tunefarm.config import counted
 from tunefarm.fleet.cpus import available_cpus
 
@@ -43,27 +45,10 @@ def scale(x, n, BLOCK: tl.constexpr):
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One thing looked at.
-
-    Attributes:
-        name: what.
-        state: `ok`, `warn` (works, with a drawback) or `missing` (something cannot be done here).
-        found: what was found.
-        remedy: what to do about it; empty when ok.
-    """
-
-    name: str
-    state: str
-    found: str
-    remedy: str = ""
-
-
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
 ) -> None:
-    """Says what this machine can do: build kernels, measure, replay, keep records; and what to mend.
+    """Says what this machine can do: build kernels, measure, replay, keep records; whom it trusts; and what to mend.
 
     Example: tunefarm doctor
     """
@@ -114,6 +99,7 @@ def examine() -> Iterator[Check]:
     for name, oldest in PACKAGES.items():
         check = check_package(name, oldest)
         yield check_torch(check) if name == "torch" else check
+    yield from examine_trust()
     yield from _gpus()
     if importlib.util.find_spec("triton") is not None:
         for arch, target in ARCHS.items():
