@@ -130,9 +130,12 @@ def test_mlflow_answers_to_the_names_of_its_service_and_to_no_other() -> None:
     assert not is_allowed_host_header(allowed, f"evil.example:{port}")
 
 
-def test_scripts_are_of_their_shell() -> None:
+def test_scripts_are_of_their_language() -> None:
     script = find(platform("prod"), "ConfigMap", "lock-clocks")["data"]["lock.sh"]
     assert subprocess.run(["sh", "-n"], input=script, text=True, capture_output=True, check=False).stderr == ""
+    bucket = find(platform("prod"), "Job")["spec"]["template"]["spec"]["initContainers"][0]["command"]
+    assert bucket[:2] == ["python", "-c"]
+    compile(bucket[2], "bucket", "exec")
     recipes = sorted((MANIFESTS / "slurm").glob("*.sbatch"))
     assert recipes
     for recipe in recipes:
@@ -145,6 +148,24 @@ def test_the_image_starts_from_a_digest_and_ends_unprivileged() -> None:
     assert re.findall(r"^USER (.*)$", text, flags=re.MULTILINE)[-1] == "1000:1000"
     for name in re.findall(r"^COPY (.*) \./?", text, flags=re.MULTILINE):
         assert all((ROOT / path).exists() for path in name.split()), name
+
+
+def test_who_may_call_is_who_may_be_called() -> None:
+    """Within a namespace every way out of one pod to another's port is a way in there, and the other way round."""
+
+    def ways(policy: Document, way: str, whom: str) -> set[tuple[str, str, int]]:
+        space, own = policy["metadata"]["namespace"], str(policy["spec"]["podSelector"])
+        return {
+            (space, *((own, str(peer["podSelector"])) if way == "egress" else (str(peer["podSelector"]), own)), p["port"])
+            for entry in policy["spec"].get(way) or () for peer in entry[whom] for p in entry.get("ports", ())
+            if "namespaceSelector" not in peer
+        }  # fmt: skip
+
+    policies = [d for d in platform("prod") if d["kind"] == "NetworkPolicy"]
+    out = {w[0:1] + w[2:] for policy in policies for w in ways(policy, "egress", "to")}
+    into = {w[0:1] + w[2:] for policy in policies for w in ways(policy, "ingress", "from")}
+    assert {(space, port) for space, _, port in out} == {("tunefarm-mlflow", 5432), ("tunefarm-mlflow", 8333)}
+    assert out == into
 
 
 # ---- what is wrong is caught: by schemas ----

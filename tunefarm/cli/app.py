@@ -36,8 +36,10 @@ app.command()(harvest)
 app.command()(repro)
 app.command()(aa)
 app.command()(doctor)
-for verb in (submit, status, logs, cancel):
-    app.command()(verb)
+app.command()(submit)
+app.command()(status)
+app.command()(logs)
+app.command()(cancel)
 app.add_typer(pack, name="pack")
 
 

@@ -167,7 +167,7 @@ def _enter(order: Order, planned: Sequence[PlannedStudy], progress: Progress, *,
     tracker = open_tracker(
         order.tracking,
         Origin(
-            workload=spec.tracking.experiment or resolved.workload.name, experiment=spec.name,
+            workload=order.mlflow_experiment, experiment=spec.name,
             sweep_id=ledger.sweep_id, digest=spec.digest, command=public(" ".join(["tunefarm", *sys.argv[1:]])),
             toolchain=toolchain(), checked=resolved.workload.reference is not None,
         ),
