@@ -83,8 +83,8 @@ def test_what_is_wrong_is_said_of_where_it_was_written(tmp_path: Path, monkeypat
 def test_two_projects_share_no_mlflow_experiment(tmp_path: Path) -> None:
     def name(**sections: Any) -> str:
         (order,) = take_orders(
-            [write_experiment(tmp_path, **sections)], meter=MeterKind.AUTO, sweeps=tmp_path, fresh=False, tracking="none",
-            optuna_storage=None, out=None,
+            [write_experiment(tmp_path, **sections)], meter=MeterKind.AUTO, sweeps=tmp_path, fresh=False,
+            tracking="none", optuna_storage=None, out=None,
         )  # fmt: skip
         return order.mlflow_experiment
 
