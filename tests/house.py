@@ -49,6 +49,7 @@ HOUSE = """
     spec.recorded
     spec.bundling
     spec.schema
+    spec.belongings
 
     bench
     bench.legality
@@ -106,8 +107,11 @@ HOUSE = """
     fleet.inline
     fleet.virtual
     fleet.simulated
+    fleet.trust             grpc
     fleet.cluster           ray
     fleet.ray               ray
+    fleet.submission
+    fleet.kubernetes        yaml
 
     record
     record.memo
@@ -163,6 +167,7 @@ HOUSE = """
     dispatch
     turns
     builds
+    stocking
     pasts
     minutes
     wants
@@ -189,8 +194,11 @@ HOUSE = """
     cli.opening             torch triton
     cli.exposing            typer*
     cli.order
+    cli.check
+    cli.trust
     cli.doctor              typer* torch triton pynvml
     cli.aa                  typer* rich
+    cli.build               typer*
     cli.pack_verify         typer* rich
     cli.pack_which          typer*
     cli.pack_diff           typer*
@@ -207,6 +215,7 @@ HOUSE = """
     cli.exporting
     cli.closing             typer*
     cli.harvest             typer* torch
+    cli.submit              typer*
     cli.sweep               typer*
     cli.app                 typer*
     cli.__main__

@@ -226,7 +226,12 @@ def test_plan_counts_what_each_rule_removed(tmp_path: Path, store: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "verb", [[], *([v] for v in ("sweep", "plan", "misses", "record", "repro", "doctor", "pack")), ["pack", "show"]]
+    "verb",
+    [
+        [],
+        *([v] for v in ("sweep", "plan", "build", "submit", "misses", "record", "repro", "doctor", "pack")),
+        ["pack", "show"],
+    ],
 )
 def test_help(tmp_path: Path, store: Path, verb: list[str]) -> None:
     done = tunefarm(*verb, "--help", folder=tmp_path, store=store)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from farm import write_experiment
 
-from tunefarm.cli.opening import tracking_uri
+from tunefarm.cli.opening import MeterKind, tracking_uri
+from tunefarm.cli.order import take_orders
 from tunefarm.errors import InfrastructureError, SpecError
 from tunefarm.record.tracking import Origin, check_server, check_uri, open_tracker
 from tunefarm.spec.experiment import load_experiment
@@ -76,3 +78,15 @@ def test_what_is_wrong_is_said_of_where_it_was_written(tmp_path: Path, monkeypat
     with pytest.raises(SpecError, match=r"experiment\.yaml:1: tracking\.uri: './mlruns' is a folder"):
         tracking_uri(None, wrong)
     assert tracking_uri("none", wrong) == "none"
+
+
+def test_two_projects_share_no_mlflow_experiment(tmp_path: Path) -> None:
+    def name(**sections: Any) -> str:
+        (order,) = take_orders(
+            [write_experiment(tmp_path, **sections)], meter=MeterKind.AUTO, sweeps=tmp_path, fresh=False,
+            tracking="none", optuna_storage=None, out=None,
+        )  # fmt: skip
+        return order.mlflow_experiment
+
+    assert (name(), name(project="team-a"), name(project="team-b")) == ("fill", "team-a.fill", "team-b.fill")
+    assert name(project="team-a", tracking={"experiment": "mine"}) == "mine"

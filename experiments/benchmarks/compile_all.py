@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 
 from tunefarm.bench.store import BuildStore
@@ -20,34 +19,18 @@ from tunefarm.device import nominal
 from tunefarm.dispatch import Dispatch
 from tunefarm.fleet.inline import InlineFleet
 from tunefarm.plan import Target, plan
-from tunefarm.trial import Outcome
+from tunefarm.stocking import Stock, fill
 
 FOLDER = Path(__file__).parents[1]
 PATHS = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
 
 
-def compile_space(path: Path, arch: str, dispatch: Dispatch) -> tuple[int, int, Counter[str]]:
-    """(candidates, distinct builds, candidates that failed by outcome and kind) of an experiment on one arch."""
+def compile_space(path: Path, arch: str, dispatch: Dispatch) -> Stock:
+    """What became of the candidates of an experiment on one arch."""
     resolved = open_experiment(path)
     studies = plan(resolved, [Target(device=nominal(arch))])
     with tempfile.TemporaryDirectory() as folder:
-        board = BuildBoard(resolved, BuildStore(Path(folder)))
-        slots = [(study, config, board.slot(study.call, config)) for study in studies for config in study.candidates]
-        missing = {slot.key: slot for _, config, slot in slots if board.find(slot, config) is None}
-        dispatch.submit(board.job(slot) for slot in missing.values())
-        while board.num_compiled < len(missing):
-            for done in dispatch.wait():
-                if done.error is not None:
-                    raise done.error
-                board.take(done)
-        failures: Counter[str] = Counter()
-        for study, config, slot in slots:
-            built = board.find(slot, config)
-            assert built is not None
-            judged = built.judged(study.study.device)
-            if judged.outcome is not Outcome.OK:
-                failures[f"{judged.outcome}: {judged.failure.kind if judged.failure else 'unexplained'}"] += 1
-    return len(slots), len(missing), failures
+        return fill(studies, BuildBoard(resolved, BuildStore(Path(folder))), dispatch, checks=False)
 
 
 def main() -> None:
@@ -62,10 +45,11 @@ def main() -> None:
         for name in arguments.only:
             for device in open_experiment(PATHS[name]).experiment.devices:
                 began = time.monotonic()
-                candidates, compiled, failures = compile_space(PATHS[name], device.arch, dispatch)
+                stock = compile_space(PATHS[name], device.arch, dispatch)
                 print(
-                    f"{name:24} {device.arch:6} {candidates:10} {compiled:8} {failures.total():6} "
-                    f"{time.monotonic() - began:8.1f}  {', '.join(f'{n} x {k}' for k, n in failures.items())}",
+                    f"{name:24} {device.arch:6} {stock.num_candidates:10} {stock.num_compiled:8} "
+                    f"{sum(stock.failures.values()):6} {time.monotonic() - began:8.1f}  "
+                    f"{', '.join(f'{n} x {k}' for k, n in stock.failures.items())}",
                     flush=True,
                 )
     finally:

@@ -6,6 +6,7 @@ import typer
 
 from tunefarm import __version__
 from tunefarm.cli.aa import aa
+from tunefarm.cli.build import build
 from tunefarm.cli.doctor import doctor
 from tunefarm.cli.harvest import harvest
 from tunefarm.cli.misses import misses
@@ -13,6 +14,7 @@ from tunefarm.cli.pack import app as pack
 from tunefarm.cli.plan import plan
 from tunefarm.cli.record import record
 from tunefarm.cli.repro import repro
+from tunefarm.cli.submit import cancel, logs, status, submit
 from tunefarm.cli.sweep import sweep
 
 EXIT_CODES = """Exit codes: 0 done; 1 partial (a study that was measured has no winner, a default config no noise
@@ -27,12 +29,17 @@ app = typer.Typer(
 )
 app.command()(sweep)
 app.command()(plan)
+app.command()(build)
 app.command()(misses)
 app.command()(record)
 app.command()(harvest)
 app.command()(repro)
 app.command()(aa)
 app.command()(doctor)
+app.command()(submit)
+app.command()(status)
+app.command()(logs)
+app.command()(cancel)
 app.add_typer(pack, name="pack")
 
 

@@ -12,19 +12,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tunefarm.cli.check import Check
 from tunefarm.cli.folders import MIN_FREE_BYTES, cache_folder
+from tunefarm.cli.trust import examine_trust
 from tunefarm.config import counted
 from tunefarm.fleet.cpus import available_cpus
 
 PACKAGES = {
     "pyyaml": "6.0", "rich": "13.7", "typer": "0.15", "mlflow": "3.10", "torch": "2.11", "triton": "3.6",
-    "ray": "2.60", "optuna": "5.0", "cmaes": "0.10", "scipy": "1.11", "numpy": "1.26", "nvidia-ml-py": "12.560",
+    "ray": "2.60", "grpcio": "1.60", "optuna": "5.0", "cmaes": "0.10", "scipy": "1.11", "numpy": "1.26",
+    "nvidia-ml-py": "12.560",
 }  # fmt: skip
 """Oldest versions that work, as in pyproject.toml."""
 
@@ -41,27 +44,10 @@ def scale(x, n, BLOCK: tl.constexpr):
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One thing looked at.
-
-    Attributes:
-        name: what.
-        state: `ok`, `warn` (works, with a drawback) or `missing` (something cannot be done here).
-        found: what was found.
-        remedy: what to do about it; empty when ok.
-    """
-
-    name: str
-    state: str
-    found: str
-    remedy: str = ""
-
-
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
 ) -> None:
-    """Says what this machine can do: build kernels, measure, replay, keep records; and what to mend.
+    """Says what this machine can do: build kernels, measure, replay, keep records; whom it trusts; and what to mend.
 
     Example: tunefarm doctor
     """
@@ -112,6 +98,7 @@ def examine() -> Iterator[Check]:
     for name, oldest in PACKAGES.items():
         check = check_package(name, oldest)
         yield check_torch(check) if name == "torch" else check
+    yield from examine_trust()
     yield from _gpus()
     if importlib.util.find_spec("triton") is not None:
         for arch, target in ARCHS.items():
@@ -143,7 +130,7 @@ def check_package(name: str, oldest: str) -> Check:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         # Monitoring aside, each is needed for something; a sweep can do without this one.
-        state = "warn" if name in ("nvidia-ml-py", "ray", "mlflow", "cmaes", "scipy") else "missing"
+        state = "warn" if name in ("nvidia-ml-py", "ray", "grpcio", "mlflow", "cmaes", "scipy") else "missing"
         return Check(name=name, state=state, found="not installed", remedy=remedy)
     if _numbers(version) < _numbers(oldest):
         return Check(name=name, state="warn", found=f"{version}, tested from {oldest} on", remedy=remedy + " --upgrade")

@@ -110,6 +110,11 @@ def check_fleet(kind: FleetKind, address: str | None) -> None:
         )
 
 
+def insecure() -> bool:
+    """Whether the user joins Ray clusters that ask for no token: `$TUNEFARM_INSECURE_CLUSTER`."""
+    return os.environ.get("TUNEFARM_INSECURE_CLUSTER", "") not in ("", "0")
+
+
 def open_fleet(
     kind: FleetKind,
     address: str | None,
@@ -138,8 +143,8 @@ def open_fleet(
         from tunefarm.fleet.ray import RayFleet
 
         if not use_gpu:
-            return RayFleet(address, replayed=replayed, num_builders=builders, supply=supply)
-        return RayFleet(address, probe=probe, warm=warm, supply=supply, num_builders=builders)
+            return RayFleet(address, replayed=replayed, num_builders=builders, supply=supply, insecure=insecure())
+        return RayFleet(address, probe=probe, warm=warm, supply=supply, num_builders=builders, insecure=insecure())
     from tunefarm.fleet.inline import InlineFleet
 
     if not use_gpu:
@@ -152,6 +157,30 @@ def supply_of(refs: Iterable[WorkloadRef]) -> Callable[[], str] | None:
     """What a fleet gives to workers that lack the files of workloads; None where there are none to give."""
     bundles = dict.fromkeys(ref.bundle for ref in refs if ref.bundle is not None)
     return partial(unpack_all, [bundle.files for bundle in bundles]) if bundles else None
+
+
+def open_builders(
+    kind: FleetKind, address: str | None, *, builders: int | None, refs: Sequence[WorkloadRef] = ()
+) -> Fleet:
+    """Starts a fleet of build workers alone: it holds no GPU.
+
+    Args:
+        kind: Ray or this machine's own processes.
+        address: of a Ray cluster; None for a local one.
+        builders: build workers; None for one a CPU.
+        refs: where the workloads are found that it will build.
+
+    Raises:
+        InfrastructureError: it cannot be started.
+    """
+    warm, supply = {"build": partial(load_builder, *refs)}, supply_of(refs)
+    if kind is FleetKind.RAY:
+        from tunefarm.fleet.ray import RayFleet
+
+        return RayFleet(address, warm=warm, supply=supply, num_measure=0, num_builders=builders, insecure=insecure())
+    from tunefarm.fleet.inline import InlineFleet
+
+    return InlineFleet(num_builders=builders, warm=warm, supply=supply)
 
 
 def _visible() -> list[str]:

@@ -62,6 +62,12 @@ class Order:
         """The experiment as it is written."""
         return self.resolved.experiment
 
+    @property
+    def mlflow_experiment(self) -> str:
+        """Where its sweeps are in MLflow: as it says, or under its workload's name, after its project's."""
+        names = (self.spec.project, self.resolved.name)
+        return self.spec.tracking.experiment or ".".join(name for name in names if name)
+
 
 def find_experiments(places: Sequence[Path]) -> list[Path]:
     """The experiment files that a command names, each once; a folder stands for those in it, by name.

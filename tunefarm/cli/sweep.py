@@ -233,7 +233,7 @@ def _enter(
     tracker = open_tracker(
         order.tracking,
         Origin(
-            workload=spec.tracking.experiment or resolved.name, experiment=spec.name,
+            workload=order.mlflow_experiment, experiment=spec.name,
             sweep_id=ledger.sweep_id, digest=spec.digest, command=public(" ".join(["tunefarm", *sys.argv[1:]])),
             toolchain=toolchain(), checked=resolved.found is not None and resolved.found.reference is not None,
         ),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunefarm.config import counted
@@ -174,6 +175,18 @@ def _cells(result: StudyResult) -> dict[str, str]:
         "rate": f"{rates['tflops']:.0f} TFLOP/s" if "tflops" in rates else rate,
         "winner": str(winner.config),
     }
+
+
+@contextlib.contextmanager
+def counting(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """One live bar on a terminal, nothing elsewhere; what it gives is told how many of how many are done."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    to = console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=to, disable=quiet or not to.is_terminal) as bars:
+        bar = bars.add_task(what, total=None)
+        yield lambda done, all_: bars.update(bar, completed=done, total=all_)
 
 
 class Progress:

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tunefarm.errors import InfrastructureError
+from tunefarm.errors import InfrastructureError, UserError
 from tunefarm.fleet.cpus import available_cpus
+from tunefarm.fleet.trust import Answer, ask_without_token
 from tunefarm.frozen import FrozenMap
 
 LABEL = "tunefarm.dev/device"
@@ -59,14 +60,16 @@ def label_of(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-")
 
 
-def connect(address: str | None, *, use_gpus: bool) -> bool:
+def connect(address: str | None, *, use_gpus: bool, insecure: bool) -> bool:
     """Joins a cluster or starts one here; True if it was started here.
 
     Args:
         address: of a cluster; None for one of this machine. If this process has joined one already, that is used.
         use_gpus: whether one of this machine counts its GPUs.
+        insecure: join one though it does the bidding of whoever reaches it.
 
     Raises:
+        UserError: it answers without a token.
         InfrastructureError: it cannot be reached or started.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -75,8 +78,11 @@ def connect(address: str | None, *, use_gpus: bool) -> bool:
     if ray.is_initialized():
         return False
     options: dict[str, Any] = {"address": address}
+    answer = Answer.SILENT
     if address is not None:
-        _reach(address)
+        answer = _reach(address)
+        if not insecure:
+            _refuse_open(address, answer)
     else:
         # Ray would write a token into the home directory, which may be read-only and outlives the cluster.
         os.environ["RAY_AUTH_TOKEN"] = _TOKEN
@@ -92,23 +98,51 @@ def connect(address: str | None, *, use_gpus: bool) -> bool:
     try:
         ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        raise InfrastructureError(f"no Ray cluster at {address or 'this machine'}: {error}") from error
+        hint = (
+            "it asks for a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as it has them"
+            if answer is Answer.REFUSED
+            else ""
+        )
+        raise InfrastructureError(f"no Ray cluster at {address or 'this machine'}: {error}", hint=hint) from error
+    if address is not None and not _port(address) and not insecure:  # `auto`: only now it is known where that is
+        try:
+            where = ray.get_runtime_context().gcs_address
+            _refuse_open(where, ask_without_token(where, _REACH_S))
+        except UserError:
+            ray.shutdown()
+            raise
     if threading.current_thread() is threading.main_thread():
         # What happens when this process is asked to end is its own matter: Ray's answer prints a stack, and aborts.
         signal.signal(signal.SIGTERM, asked_to_end)
     return address is None
 
 
-def _reach(address: str) -> None:
-    """Ray itself tries for many minutes before it says that nobody listens at an address."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if port.isdigit():
-        try:
-            socket.create_connection((host, int(port)), timeout=_REACH_S).close()
-        except OSError as error:
-            raise InfrastructureError(
-                f"no Ray cluster at {address}: {error}", hint="is it up, and the port right?"
-            ) from error
+def _port(address: str) -> str:
+    port = address.rpartition(":")[2]
+    return port if port.isdigit() else ""
+
+
+def _reach(address: str) -> Answer:
+    """What a cluster tells strangers. Ray itself tries for many minutes before it says that nobody listens there."""
+    if not (port := _port(address)):
+        return Answer.SILENT
+    try:
+        host = address.removeprefix("ray://").rpartition(":")[0]
+        socket.create_connection((host, int(port)), timeout=_REACH_S).close()
+    except OSError as error:
+        raise InfrastructureError(
+            f"no Ray cluster at {address}: {error}", hint="is it up, and the port right?"
+        ) from error
+    return ask_without_token(address, _REACH_S)
+
+
+def _refuse_open(address: str, answer: Answer) -> None:
+    if answer is Answer.SERVED:
+        raise UserError(
+            f"the Ray cluster at {address} answers without a token: whoever reaches it can run code there",
+            hint="start it, and this, with RAY_AUTH_MODE=token and one RAY_AUTH_TOKEN; where nobody else can reach it, "
+            "TUNEFARM_INSECURE_CLUSTER=1 joins it as it is",
+        )
 
 
 def nodes() -> list[Node]:

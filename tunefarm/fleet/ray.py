@@ -159,9 +159,11 @@ class RayFleet:
         num_measure: measuring workers; one per GPU, or one that replays, if left out.
         num_builders: build workers; one per CPU if left out.
         startup_s: how long a process may take to come up.
+        insecure: join a cluster at `address` though it does the bidding of whoever reaches it.
 
     Raises:
         SpecError: the cluster cannot have as many workers as asked for, ever.
+        UserError: it answers who has no token.
         InfrastructureError: the cluster cannot be reached, or has no room in time.
     """
 
@@ -176,6 +178,7 @@ class RayFleet:
         num_measure: int | None = None,
         num_builders: int | None = None,
         startup_s: float = 120.0,
+        insecure: bool = False,
     ) -> None:
         self._workers: tuple[Worker, ...] = ()
         self._posts: dict[str, Post] = {}
@@ -190,7 +193,7 @@ class RayFleet:
         self._packed = None if supply is None else pack(supply)
         self._closing = threading.Event()
         self._watch: threading.Thread | None = None
-        self._owns_cluster = connect(address, use_gpus=probe is not None)
+        self._owns_cluster = connect(address, use_gpus=probe is not None, insecure=insecure)
         try:
             there = settled(startup_s)
             self._take_in(there, num_measure, num_builders)
