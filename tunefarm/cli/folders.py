@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tunefarm.bundle import Files, unpack
-from tunefarm.errors import InfrastructureError
+from tunefarm.errors import InfrastructureError, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -84,3 +84,40 @@ def _writable(folder: Path) -> bool:
     except OSError:
         return False
     return owner in (os.getuid(), 0) and os.access(folder, os.W_OK)
+
+
+def check_output(path: Path, *, mark: str = "") -> None:
+    """Refuses a file that could not be written, before the work; creates nothing.
+
+    Args:
+        path: where something is to be written.
+        mark: how a file begins that may be written over; any may without.
+
+    Raises:
+        UserError: it is a folder, there is no folder to write it into, or something else is there.
+    """
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    virtual = folder.absolute().parts[1:2] in (("proc",), ("sys",))  # they claim to be writable
+    if path.is_dir() or virtual or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UserError("cannot be written", file=str(path), hint="name a file in a folder you may write to")
+    if mark and path.is_file():
+        with path.open("rb") as file:
+            if file.read(len(mark.encode())) != mark.encode():
+                raise UserError(
+                    "is there, and something else", file=str(path), hint="name a new file, or remove this one"
+                )
+
+
+def check_new(path: Path, *, beside: Path | None = None) -> None:
+    """Refuses to write over a file, before the work.
+
+    Args:
+        path: where something is to be written.
+        beside: the one file that may be replaced: what is written is its next edition.
+
+    Raises:
+        UserError: it is there already, or could not be written.
+    """
+    check_output(path)
+    if path.exists() and not (beside is not None and beside.exists() and path.samefile(beside)):
+        raise UserError("is there already", file=str(path), hint="name a new file, or remove this one")

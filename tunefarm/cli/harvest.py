@@ -31,8 +31,7 @@ def harvest(
 
     Example: tunefarm harvest train.py:block --out harvested/block --device sm_90
     """
-    from tunefarm.cli.folders import cache_folder
-    from tunefarm.cli.opening import check_output
+    from tunefarm.cli.folders import cache_folder, check_output
     from tunefarm.device import named, nominal
     from tunefarm.inductor import standin
 

@@ -29,13 +29,13 @@ def misses(
 
     Example: tunefarm misses reports -e experiments/softmax.yaml -o softmax-misses.yaml
     """
-    from tunefarm.cli import opening
+    from tunefarm.cli import folders, opening
     from tunefarm.errors import UserError
     from tunefarm.missed import MARK, Found, Solver, read_misses
 
     missed, num_reports = read_misses(reports)
     resolved = opening.open_experiment(experiment)
-    opening.check_output(out, mark=MARK)
+    folders.check_output(out, mark=MARK)
     kernel, solver = resolved.workload.signature.kernel, Solver(resolved)
     found: list[Found] = []
     left: list[tuple[str, str]] = []

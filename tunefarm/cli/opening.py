@@ -309,43 +309,6 @@ def plan_live(resolved: Resolved, fleet: Fleet) -> list[PlannedStudy]:
     return plan(resolved, targets[:1])
 
 
-def check_output(path: Path, *, mark: str = "") -> None:
-    """Refuses a file that could not be written, before the work; creates nothing.
-
-    Args:
-        path: where something is to be written.
-        mark: how a file begins that may be written over; any may without.
-
-    Raises:
-        UserError: it is a folder, there is no folder to write it into, or something else is there.
-    """
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
-    virtual = folder.absolute().parts[1:2] in (("proc",), ("sys",))  # they claim to be writable
-    if path.is_dir() or virtual or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UserError("cannot be written", file=str(path), hint="name a file in a folder you may write to")
-    if mark and path.is_file():
-        with path.open("rb") as file:
-            if file.read(len(mark.encode())) != mark.encode():
-                raise UserError(
-                    "is there, and something else", file=str(path), hint="name a new file, or remove this one"
-                )
-
-
-def check_new(path: Path, *, beside: Path | None = None) -> None:
-    """Refuses to write over a file, before the work.
-
-    Args:
-        path: where something is to be written.
-        beside: the one file that may be replaced: what is written is its next edition.
-
-    Raises:
-        UserError: it is there already, or could not be written.
-    """
-    check_output(path)
-    if path.exists() and not (beside is not None and beside.exists() and path.samefile(beside)):
-        raise UserError("is there already", file=str(path), hint="name a new file, or remove this one")
-
-
 def read_known(resolved: Resolved) -> dict[Path, list[Story]]:
     """What the files that an experiment learns from tell of its kernel, by file, each read once.
 

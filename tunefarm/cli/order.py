@@ -107,11 +107,11 @@ def take_orders(
     Raises:
         UserError: one of them makes no sense; nothing was touched then.
     """
-    from tunefarm.cli import opening
+    from tunefarm.cli import folders, opening
     from tunefarm.spec.experiment import load_experiment
 
     if out is not None:
-        opening.check_output(out)
+        folders.check_output(out)
         earlier_pack(str(out))
     written: dict[str, tuple[Path, Experiment, str, str]] = {}
     # What needs no PyTorch is checked before anything starts.
@@ -172,7 +172,8 @@ def take_part(
 
 def plan_order(order: Order, live: Sequence[Device], *, complete: bool) -> list[PlannedStudy]:
     """The studies, after refusing whatever can be refused already; `complete`: no further device will show up."""
-    from tunefarm.cli.opening import check_output, plan_targets
+    from tunefarm.cli.folders import check_output
+    from tunefarm.cli.opening import plan_targets
     from tunefarm.plan import require_meter
 
     spec = order.spec

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tunefarm.cli.opening import check_new
+from tunefarm.cli.folders import check_new
 from tunefarm.config import counted
 from tunefarm.document import write_atomic
 from tunefarm.errors import UserError

@@ -14,7 +14,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from tunefarm import __version__
-from tunefarm.cli.opening import check_output
+from tunefarm.cli.folders import check_output
 from tunefarm.config import Value, counted, read_value
 from tunefarm.device import named
 from tunefarm.document import read_bytes, write_atomic

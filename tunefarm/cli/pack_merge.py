@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tunefarm.cli.opening import check_output
+from tunefarm.cli.folders import check_output
 from tunefarm.config import counted
 from tunefarm.document import write_atomic
 from tunefarm.errors import PackError, UserError

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunefarm.cli.opening import FleetKind, MeterKind, check_new
+from tunefarm.cli.folders import check_new
+from tunefarm.cli.opening import FleetKind, MeterKind
 from tunefarm.cli.pack_check import Experiments
 from tunefarm.cli.terminal import time_text
 from tunefarm.config import counted

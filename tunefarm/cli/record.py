@@ -28,7 +28,7 @@ def record(
     from tunefarm import landscape as landscapes
     from tunefarm.bench.store import BuildStore
     from tunefarm.builds import BuildBoard
-    from tunefarm.cli import opening
+    from tunefarm.cli import folders, opening
     from tunefarm.cli.folders import store_folder
     from tunefarm.cli.terminal import Progress
     from tunefarm.dispatch import Dispatch
@@ -40,7 +40,7 @@ def record(
     resolved = opening.open_experiment(experiment, ship=True)
     if not out.name.endswith(".json.gz"):
         raise UserError("a landscape is gzipped JSON", file=str(out), hint="name it *.json.gz")
-    opening.check_output(out)
+    folders.check_output(out)
     began = time.monotonic()
     with opening.gpu_fleet(fleet, address, builders=builders, refs=[resolved.experiment.ref]) as workers:
         planned = opening.plan_live(resolved, workers)

@@ -24,7 +24,7 @@ def repro(
     Example: tunefarm repro sweeps/fla-matmul winner -e fla-matmul.yaml -o repro.py
     """
     from tunefarm.bench.telemetry import toolchain
-    from tunefarm.cli import opening
+    from tunefarm.cli import folders, opening
     from tunefarm.device import Device
     from tunefarm.document import write_atomic
     from tunefarm.errors import UserError
@@ -38,7 +38,7 @@ def repro(
     events = list(read_events(ledger))
     told = tell(events)
     key = choose_study(told, study, str(ledger))
-    opening.check_output(out, mark=MARK)
+    folders.check_output(out, mark=MARK)
     resolved = opening.open_experiment(experiment)
     planned = plan(resolved, [Target(device=Device.from_json(told[key].device))])
     mine = next((each for each in planned if each.study.key == key), None)
