@@ -82,16 +82,11 @@ def sweep(
     use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
     plan = _plan(ordered, [], complete=not use_gpu)
     if plan.orders or use_gpu:
-        try:
-            with exposed(metrics) as gauges, Progress(quiet=quiet or as_json, named=len(ordered) > 1) as progress:
-                progress.say(f"starting the fleet ({fleet.value})")
-                workers = _open(ordered, plan, fleet, address, use_gpu=use_gpu, builders=builders, wait_s=wait)
-                live = partial(opening.live_devices, workers) if use_gpu else None
-                plan, endings, facts, failed = _hold(ordered, plan, workers, live, progress, gauges, store)
-        except KeyboardInterrupt:
-            if any(order.ledger.exists() for order in plan.orders):
-                typer.echo(f"interrupted: {_GOES_ON}", err=True)
-            raise
+        with exposed(metrics) as gauges, Progress(quiet=quiet or as_json, named=len(ordered) > 1) as progress:
+            progress.say(f"starting the fleet ({fleet.value})")
+            workers = _open(ordered, plan, fleet, address, use_gpu=use_gpu, builders=builders, wait_s=wait)
+            live = partial(opening.live_devices, workers) if use_gpu else None
+            plan, endings, facts, failed = _hold(ordered, plan, workers, live, progress, gauges, store)
     if not plan.orders:
         close_empty(part, plan.num, as_json=as_json)
         return
@@ -154,6 +149,10 @@ def _hold(
         if live is not None:
             plan = _plan(ordered, live(), complete=True)
         return plan, *_compete(plan.orders, plan.studies, workers, progress, gauges, store)
+    except KeyboardInterrupt:
+        if any(order.ledger.exists() for order in plan.orders):
+            typer.echo(f"interrupted: {_GOES_ON}", err=True)
+        raise
     finally:
         workers.close()
 
