@@ -105,7 +105,8 @@ HOUSE = """
     record.memo
     record.ledger
     record.card
-    record.tracking         mlflow
+    record.runs             mlflow
+    record.tracking
 
     runtime
     runtime.lookup

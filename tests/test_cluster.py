@@ -6,16 +6,19 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from test_fleet import wait_until
 
 from tunefarm.device import nominal
+from tunefarm.dispatch import Dispatch
 from tunefarm.errors import InfrastructureError, WorkerLost
 from tunefarm.fleet import cluster as door
 from tunefarm.fleet.cluster import LABEL, label_of
 from tunefarm.fleet.ray import RayFleet
+from tunefarm.schedule.events import Job
 from tunefarm.seams import Fleet, Worker
 
 ray = pytest.importorskip("ray")
@@ -104,3 +107,57 @@ def sleep_long() -> None:
     import time
 
     time.sleep(300)
+
+
+def test_jobs_on_the_only_node_of_a_device_wait_for_it_to_come_back(nodes: Any) -> None:
+    """It goes three times: what was lost with it each time is done in the end, and not taken to be the job's fault."""
+    node = nodes(A100.name, num_gpus=1)
+    nodes(num_cpus=1)
+    fleet = RayFleet(replayed=[A100])
+    try:
+        dispatch = Dispatch(fleet)
+        dispatch.submit([(Job(id="long", role="measure", where=A100.key), partial(wait_for, 20.0))])
+        for _ in range(3):
+            assert wait_until(lambda: bool(fleet._posts[by_role(fleet, "measure")[0].name]._running), 60)
+            assert dispatch.news() == []
+            nodes.remove(node, allow_graceful=False)
+            assert wait_until(lambda: not by_role(fleet, "measure"), 60)
+            assert dispatch.news() == []
+            node = nodes(A100.name, num_gpus=1)
+            assert wait_until(lambda: bool(by_role(fleet, "measure")), 60)
+            dispatch._call_roll()
+        (done,) = dispatch.wait()
+        assert (done.value, done.condemned, done.given_up) == ("waited", "", "")
+    finally:
+        fleet.close()
+
+
+def wait_for(seconds: float) -> str:
+    import time
+
+    time.sleep(seconds)
+    return "waited"
+
+
+def test_a_job_that_kills_two_workers_of_a_cluster_is_condemned(nodes: Any) -> None:
+    for _ in range(3):
+        nodes(A100.name, num_gpus=1)
+    nodes(num_cpus=1)
+    fleet = RayFleet(replayed=[A100])
+    try:
+        dispatch = Dispatch(fleet)
+        jobs = [("bad", die), *((f"good {i}", say_nothing) for i in range(3))]
+        dispatch.submit([(Job(id=name, role="measure", where=A100.key), call) for name, call in jobs])
+        ends = {}
+        while found := dispatch.wait():
+            ends |= {done.job: done for done in found}
+        assert ends.keys() == {name for name, _ in jobs}
+        assert ends["bad"].condemned.count("died of SIGKILL while it held a job") == 2
+        assert not any(ends[name].condemned or ends[name].given_up for name, _ in jobs[1:])
+    finally:
+        fleet.close()
+
+
+def die() -> None:
+    """As of a lack of memory."""
+    os.kill(os.getpid(), 9)

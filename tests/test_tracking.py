@@ -22,7 +22,8 @@ from tunefarm.device import nominal
 from tunefarm.frozen import FrozenMap
 from tunefarm.problem import Problem
 from tunefarm.record.card import card
-from tunefarm.record.tracking import MlflowTracker, NullTracker, Origin, batched, open_tracker
+from tunefarm.record.runs import batched
+from tunefarm.record.tracking import MlflowTracker, NullTracker, Origin, open_tracker
 from tunefarm.study import Status, Study, StudyResult
 from tunefarm.trial import Build, Failure, Measurement, Outcome, Trial, Winner
 

@@ -104,7 +104,7 @@ def take_orders(
         if spec.name in written:
             other = written[spec.name][0]
             raise spec.error("name", f"{other} is called {spec.name} too: they would share one ledger", "rename one")
-        uri = opening.tracking_uri(tracking, spec)
+        uri = opening.tracking_uri(tracking, spec, begun=ledger_file(sweeps, spec).exists())
         written[spec.name] = file, spec, uri, opening.optuna_storage(optuna_storage, spec, uri)
     orders = []
     for file, spec, uri, storage in written.values():
@@ -113,11 +113,16 @@ def take_orders(
             known = opening.read_known(resolved)  # what cannot be read is said before any work
         orders.append(
             Order(
-                file=file, resolved=resolved, meter=meter, ledger=sweeps / spec.name / "ledger.jsonl", fresh=fresh,
+                file=file, resolved=resolved, meter=meter, ledger=ledger_file(sweeps, spec), fresh=fresh,
                 tracking=uri, optuna_storage=storage, export=spec.export if out is None else str(out), known=known,
             )
         )  # fmt: skip
     return orders
+
+
+def ledger_file(sweeps: Path, spec: Experiment) -> Path:
+    """Where a sweep is recorded."""
+    return sweeps / spec.name / "ledger.jsonl"
 
 
 def plan_order(order: Order, live: Sequence[Device], *, complete: bool) -> list[PlannedStudy]:

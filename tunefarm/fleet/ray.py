@@ -67,6 +67,7 @@ class RayProcess:
         environment: variables set before its first job.
         startup_s: how long it may take to come up.
         spare: what a spare process beside it loads, packed; None for no spare.
+        lost: called when the cluster has lost it, before anybody hears of that.
     """
 
     def __init__(
@@ -76,12 +77,14 @@ class RayProcess:
         environment: Mapping[str, str],
         startup_s: float,
         spare: bytes | None = None,
+        lost: Callable[[], None] = lambda: None,
     ) -> None:
         import ray
 
         self._name = name
         self._options = options
         self._startup_s = startup_s
+        self._lost = lost
         self._is_up = False
         remote = ray.remote(Actor).options(max_restarts=0, max_task_retries=0, **options)
         self._actor = remote.remote(name, dict(environment), list(sys.path), spare)
@@ -100,6 +103,7 @@ class RayProcess:
         try:
             reply = ray.get(self._actor.exchange.remote(payload))
         except ray.exceptions.RayError as error:
+            self._lost()
             raise WorkerLost(f"{self._name} died while it held a job: {_last_line(error)}") from error
         if isinstance(reply, InfrastructureError):
             raise reply
@@ -132,6 +136,7 @@ class RayProcess:
                 hint="free the cluster, or ask for fewer workers",
             ) from None
         except ray.exceptions.RayError as error:
+            self._lost()
             raise InfrastructureError(f"{self._name} died before it was ready: {_last_line(error)}") from error
         self._is_up = True
 
@@ -185,6 +190,7 @@ class RayFleet:
         self._probe = probe
         self._replayed = {label_of(device.name): device for device in replayed}
         self._closing = threading.Event()
+        self._moving = threading.Lock()
         self._watch: threading.Thread | None = None
         self._owns_cluster = connect(address, use_gpus=probe is not None)
         try:
@@ -276,14 +282,15 @@ class RayFleet:
                 self._posts[worker.name] = self._post(worker, spare)
             if warm is not None and (worker.role == "build" or self._owns_cluster):
                 self.submit(warm, worker.name)
-        both = (*self._workers, *workers)
-        self._workers = (*(w for w in both if w.role == "measure"), *(w for w in both if w.role != "measure"))
+        with self._moving:
+            both = (*self._workers, *workers)
+            self._workers = (*(w for w in both if w.role == "measure"), *(w for w in both if w.role != "measure"))
 
     def _post(self, worker: Worker, spare: bytes | None = None) -> Post:
         # Ray's own rule on what a process without GPUs sees has changed between releases.
         environment = {} if worker.role == "measure" and self._probe is not None else {"CUDA_VISIBLE_DEVICES": ""}
         name, options = worker.name, self._options[worker.name]
-        return Post(name, partial(RayProcess, name, options, environment, self._startup_s, spare))
+        return Post(name, partial(RayProcess, name, options, environment, self._startup_s, spare, self._look))
 
     def _introduced(self, workers: Sequence[Worker], probe: Callable[[], Device]) -> list[Worker]:
         """Measuring workers with the GPU that each holds, or is to hold."""
@@ -327,9 +334,15 @@ class RayFleet:
                 if not self._closing.is_set():
                     logger.warning("nodes of the cluster that came or went are not followed: %s", error)
 
+    def _look(self) -> None:
+        """Lets go of nodes that are gone: what was lost with one is neither tried there again nor to blame for it."""
+        if self._watch is not None and not self._closing.is_set():
+            self._let_go({node.id for node in nodes()})
+
     def _let_go(self, alive: set[str]) -> None:
-        gone = [worker for worker in self._workers if self._homes[worker.name].id not in alive]
-        self._workers = tuple(worker for worker in self._workers if worker not in gone)
+        with self._moving:
+            gone = [worker for worker in self._workers if self._homes[worker.name].id not in alive]
+            self._workers = tuple(worker for worker in self._workers if worker not in gone)
         for worker in gone:
             self._posts[worker.name].stop()
 
