@@ -127,11 +127,9 @@ class Ordeal:
         nodes, server = self.site.nodes, self.site.server
         node = self.chance.choice(nodes.measuring)
         if kind == "worker killed":
-            pids = nodes.workers(node)
-            if pids:
-                _signal([self.chance.choice(pids)], signal.SIGKILL)
+            _signal([self.chance.choice(self._at_work())], signal.SIGKILL)
         elif kind == "slow node":
-            pids = nodes.workers(node)
+            pids = self._at_work()
             _signal(pids, signal.SIGSTOP)
             self._later(lambda: _signal(pids, signal.SIGCONT))
         elif kind in ("raylet killed", "node removed"):
@@ -152,6 +150,17 @@ class Ordeal:
             self._take_over()
         else:
             raise ValueError(kind)
+
+    def _at_work(self) -> list[int]:
+        """The processes of a node that measures: not all may have begun when a fault is due."""
+        found: list[list[int]] = []
+
+        def look() -> bool:
+            found[:] = [pids for node in self.site.nodes.measuring if (pids := self.site.nodes.workers(node))]
+            return bool(found)
+
+        assert self._wait(look), "the sweep ended without workers"
+        return self.chance.choice(found)
 
     def _terminate(self) -> None:
         began_s = time.monotonic()
