@@ -11,6 +11,7 @@ from site_of_chaos import Site, open_site
 
 pytest.importorskip("ray")
 pytest.importorskip("mlflow")
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

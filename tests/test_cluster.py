@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,34 +111,41 @@ def sleep_long() -> None:
     time.sleep(300)
 
 
-def test_jobs_on_the_only_node_of_a_device_wait_for_it_to_come_back(nodes: Any) -> None:
-    """It goes three times: what was lost with it each time is done in the end, and not taken to be the job's fault."""
-    node = nodes(A100.name, num_gpus=1)
+def test_a_job_on_the_only_node_of_a_device_waits_for_it_to_come_back(nodes: Any, tmp_path: Path) -> None:
+    """It goes three times: what was lost with it is done in the end, and not taken to be the job's fault."""
     nodes(num_cpus=1)
+    node = nodes(A100.name, num_gpus=1)
     fleet = RayFleet(replayed=[A100])
-    try:
-        dispatch = Dispatch(fleet)
-        dispatch.submit([(Job(id="long", role="measure", where=A100.key), partial(wait_for, 20.0))])
-        for _ in range(3):
-            assert wait_until(lambda: bool(fleet._posts[by_role(fleet, "measure")[0].name]._running), 60)
-            assert dispatch.news() == []
-            nodes.remove(node, allow_graceful=False)
-            assert wait_until(lambda: not by_role(fleet, "measure"), 60)
-            assert dispatch.news() == []
-            node = nodes(A100.name, num_gpus=1)
-            assert wait_until(lambda: bool(by_role(fleet, "measure")), 60)
-            dispatch._call_roll()
-        (done,) = dispatch.wait()
-        assert (done.value, done.condemned, done.given_up) == ("waited", "", "")
-    finally:
-        fleet.close()
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            dispatch = Dispatch(fleet)
+            job = Job(id="long", role="measure", where=A100.key)
+            dispatch.submit([(job, partial(wait_for, tmp_path / "began", tmp_path / "end"))])
+            ended = pool.submit(dispatch.wait)
+            for times in range(1, 4):
+                assert wait_until(lambda: num_lines(tmp_path / "began") == times or ended.done(), 90)  # noqa: B023
+                assert not ended.done(), ended.result()
+                nodes.remove(node, allow_graceful=False)
+                node = nodes(A100.name, num_gpus=1)
+            (tmp_path / "end").touch()
+            (done,) = ended.result(120)
+            assert (done.value, done.condemned, done.given_up) == ("waited", "", "")
+        finally:
+            fleet.close()
 
 
-def wait_for(seconds: float) -> str:
+def wait_for(began: Path, end: Path) -> str:
     import time
 
-    time.sleep(seconds)
+    with began.open("a") as file:
+        file.write("began\n")
+    while not end.exists():
+        time.sleep(0.1)
     return "waited"
+
+
+def num_lines(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
 
 
 def test_a_job_that_kills_two_workers_of_a_cluster_is_condemned(nodes: Any) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 _FOLLOW_S = 2.0
 _CLOSE_S = 10.0
+_FATE_S = 30.0
+_POLL_S = 0.2
 
 
 class Actor:
@@ -103,9 +106,11 @@ class RayProcess:
         try:
             reply = ray.get(self._actor.exchange.remote(payload))
         except ray.exceptions.RayError as error:
-            self._lost()
+            self._await_fate()
             raise WorkerLost(f"{self._name} died while it held a job: {_last_line(error)}") from error
         if isinstance(reply, InfrastructureError):
+            if isinstance(reply, WorkerLost) and not reply.death:  # Perhaps its actor is about to die as well.
+                self._await_fate()
             raise reply
         assert isinstance(reply, Reply)
         return reply
@@ -120,6 +125,21 @@ class RayProcess:
 
     def bury(self) -> None:
         """Nothing to wait for: a successor starts when the cluster has got the resources back."""
+
+    def _await_fate(self) -> None:
+        """Waits until the cluster knows what it has lost: that a connection is broken is heard long before."""
+        import ray
+
+        give_up_s = time.monotonic() + _FATE_S
+        while (left_s := give_up_s - time.monotonic()) > 0:
+            try:
+                ray.get(self._actor.ready.remote(), timeout=left_s)
+                return
+            except ray.exceptions.ActorUnavailableError:
+                time.sleep(_POLL_S)
+            except ray.exceptions.RayError:
+                break
+        self._lost()
 
     def _await_up(self) -> None:
         import ray
