@@ -88,7 +88,7 @@ class RayProcess:
         self._options = options
         self._startup_s = startup_s
         self._lost = lost
-        self._is_up = False
+        self._is_up = self._is_killed = False
         remote = ray.remote(Actor).options(max_restarts=0, max_task_retries=0, **options)
         self._actor = remote.remote(name, dict(environment), list(sys.path), spare)
 
@@ -119,6 +119,7 @@ class RayProcess:
         """Ends the actor at once."""
         import ray
 
+        self._is_killed = True
         if ray.is_initialized():  # Otherwise the call would start a cluster of its own.
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(self._actor)
@@ -156,6 +157,8 @@ class RayProcess:
                 hint="free the cluster, or ask for fewer workers",
             ) from None
         except ray.exceptions.RayError as error:
+            if self._is_killed:
+                raise WorkerLost(f"{self._name} was killed before it was ready") from error
             self._lost()
             raise InfrastructureError(f"{self._name} died before it was ready: {_last_line(error)}") from error
         self._is_up = True
