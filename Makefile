@@ -6,7 +6,7 @@ JOBS ?= auto
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: sweep test lint compat compile-all setup clean
+.PHONY: sweep test chaos lint compat compile-all setup clean
 
 sweep: $(READY)
 	$(BIN)/tunefarm sweep experiments/softmax.yaml
@@ -15,6 +15,10 @@ sweep: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --ignore tests/gpu
 	$(BIN)/python -m pytest tests/gpu
+
+# Sweeps on a Ray cluster of this machine while nodes, workers, drivers and MLflow die: one a seed, half an hour for 20.
+chaos: $(READY)
+	$(BIN)/python tests/chaos.py --seeds $(or $(SEEDS),20)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -118,7 +118,8 @@ HOUSE = """
     record.ledger
     record.card
     record.metrics
-    record.tracking         mlflow
+    record.runs             mlflow
+    record.tracking
 
     runtime
     runtime.lookup

@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from test_fleet import wait_until
 
 from tunefarm.device import nominal
+from tunefarm.dispatch import Dispatch
 from tunefarm.errors import InfrastructureError, WorkerLost
 from tunefarm.fleet import cluster as door
 from tunefarm.fleet.cluster import LABEL, label_of
 from tunefarm.fleet.ray import RayFleet
+from tunefarm.schedule.events import Job
 from tunefarm.seams import Fleet, Worker
 
 ray = pytest.importorskip("ray")
@@ -104,3 +109,64 @@ def sleep_long() -> None:
     import time
 
     time.sleep(300)
+
+
+def test_a_job_on_the_only_node_of_a_device_waits_for_it_to_come_back(nodes: Any, tmp_path: Path) -> None:
+    """It goes three times: what was lost with it is done in the end, and not taken to be the job's fault."""
+    nodes(num_cpus=1)
+    node = nodes(A100.name, num_gpus=1)
+    fleet = RayFleet(replayed=[A100])
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            dispatch = Dispatch(fleet)
+            job = Job(id="long", role="measure", where=A100.key)
+            dispatch.submit([(job, partial(wait_for, tmp_path / "began", tmp_path / "end"))])
+            ended = pool.submit(dispatch.wait)
+            for times in range(1, 4):
+                assert wait_until(lambda: num_lines(tmp_path / "began") == times or ended.done(), 90)  # noqa: B023
+                assert not ended.done(), ended.result()
+                nodes.remove(node, allow_graceful=False)
+                node = nodes(A100.name, num_gpus=1)
+            (tmp_path / "end").touch()
+            (done,) = ended.result(120)
+            assert (done.value, done.condemned, done.given_up) == ("waited", "", "")
+        finally:
+            fleet.close()
+
+
+def wait_for(began: Path, end: Path) -> str:
+    import time
+
+    with began.open("a") as file:
+        file.write("began\n")
+    while not end.exists():
+        time.sleep(0.1)
+    return "waited"
+
+
+def num_lines(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_a_job_that_kills_two_workers_of_a_cluster_is_condemned(nodes: Any) -> None:
+    for _ in range(3):
+        nodes(A100.name, num_gpus=1)
+    nodes(num_cpus=1)
+    fleet = RayFleet(replayed=[A100])
+    try:
+        dispatch = Dispatch(fleet)
+        jobs = [("bad", die), *((f"good {i}", say_nothing) for i in range(3))]
+        dispatch.submit([(Job(id=name, role="measure", where=A100.key), call) for name, call in jobs])
+        ends = {}
+        while found := dispatch.wait():
+            ends |= {done.job: done for done in found}
+        assert ends.keys() == {name for name, _ in jobs}
+        assert ends["bad"].condemned.count("died of SIGKILL while it held a job") == 2
+        assert not any(ends[name].condemned or ends[name].given_up for name, _ in jobs[1:])
+    finally:
+        fleet.close()
+
+
+def die() -> None:
+    """As of a lack of memory."""
+    os.kill(os.getpid(), 9)

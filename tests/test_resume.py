@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
-from farm import children, events, measured, running, tunefarm, wait_until, write_experiment, write_landscape
+from farm import (
+    children,
+    command,
+    environment,
+    events,
+    measured,
+    running,
+    tunefarm,
+    wait_until,
+    write_experiment,
+    write_landscape,
+)
 
 ARGUMENTS = ("sweep", "experiment.yaml", "--fleet", "inline", "--tracking", "none", "--json")
 LEDGER = Path("sweeps/fill/ledger.jsonl")
@@ -111,6 +123,37 @@ def test_ctrl_c_or_a_scheduler_end_it_in_one_line_that_says_how_to_go_on(
     again = tunefarm(*ARGUMENTS, folder=folder, store=store)
     assert again.returncode == 0, again.stderr
     found = measured(folder / LEDGER)
+    assert len(found) == len(set(found))
+
+
+IN_LITTLE_ROOM = 'mount -t tmpfs -o size=64k tmpfs sweeps || exit 77; "$@"; code=$?; cp -r sweeps kept; exit $code'
+
+
+def test_a_full_disk_ends_it_in_one_line_and_with_more_room_it_goes_on(folder: Path, store: Path) -> None:
+    """On a real file system that is too small for the ledger."""
+    (folder / "sweeps").mkdir()
+    line = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", IN_LITTLE_ROOM, "sh", *command(*ARGUMENTS)]
+    try:
+        full = subprocess.run(
+            line, cwd=folder, env=environment(store), capture_output=True, text=True, timeout=240, check=False
+        )
+    except FileNotFoundError:
+        pytest.skip("this machine has no unshare")
+    if full.returncode in (1, 77) and "error: " not in full.stderr:
+        pytest.skip("file systems cannot be mounted here")
+    assert full.returncode == 2
+    assert full.stderr == (
+        f"error: {LEDGER}: cannot be written: No space left on device (free some space and give the same command "
+        "again: it goes on where it stopped)\n"
+    )
+    kept = folder / "kept/fill/ledger.jsonl"
+    before = measured(kept)
+    assert before
+    assert kept.read_bytes().endswith(b"\n")
+    again = tunefarm(*ARGUMENTS, "--sweeps", "kept", folder=folder, store=store)
+    assert again.returncode == 0, again.stderr
+    found = measured(kept)
+    assert found[: len(before)] == before
     assert len(found) == len(set(found))
 
 

@@ -22,7 +22,8 @@ from tunefarm.device import nominal
 from tunefarm.frozen import FrozenMap
 from tunefarm.problem import Problem
 from tunefarm.record.card import card
-from tunefarm.record.tracking import MlflowTracker, NullTracker, Origin, batched, open_tracker
+from tunefarm.record.runs import batched
+from tunefarm.record.tracking import MlflowTracker, NullTracker, Origin, open_tracker
 from tunefarm.study import Status, Study, StudyResult
 from tunefarm.trial import Build, Failure, Measurement, Outcome, Trial, Winner
 
@@ -305,19 +306,6 @@ def test_a_deleted_experiment_is_named_with_the_way_out(store: Store, caplog: py
     tracker.study(won(origin.workload))
     assert tracker.close() == ["sm_90 8192x4096 bf16"]
     assert f"mlflow experiments restore --experiment-id {number}" in caplog.text
-
-
-def test_an_outage_never_raises_and_is_told_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """TF-120: the sweep goes on; what is missing is said, once at the beginning and once at the end."""
-    (tmp_path / "file").write_text("")
-    tracker = MlflowTracker(f"sqlite:///{tmp_path}/file/mlflow.db", Origin(workload="w", experiment="e", sweep_id="s"))
-    tracker.start()
-    tracker.study(won("w"))
-    tracker.study(won("w", 8192))
-    assert tracker.close() == ["sm_90 8192x4096 bf16", "sm_90 8192x8192 bf16"]
-    warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert "lacks sm_90 8192x4096 bf16, sm_90 8192x8192 bf16 of this sweep: " in warnings[-1]
-    assert len(warnings) <= 3
 
 
 def test_what_failed_in_the_middle_is_written_at_the_end(store: Store, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +91,15 @@ def test_two_projects_share_no_mlflow_experiment(tmp_path: Path) -> None:
 
     assert (name(), name(project="team-a"), name(project="team-b")) == ("fill", "team-a.fill", "team-b.fill")
     assert name(project="team-a", tracking={"experiment": "mine"}) == "mine"
+
+
+def test_a_sweep_that_goes_on_does_not_wait_for_a_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """TF-120: a restart while the server is away is no reason to stop; at the very start it may be a slip."""
+    experiment = load_experiment(write_experiment(tmp_path))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(InfrastructureError, match="no MLflow server at "):
+        tracking_uri(uri, experiment)
+    assert tracking_uri(uri, experiment, begun=True) == uri
+    assert f"no MLflow server at {uri}" in caplog.text

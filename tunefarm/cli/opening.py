@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import importlib.util
+import logging
 import os
 import time
 from collections import Counter
@@ -25,6 +26,8 @@ from tunefarm.spec.bundling import bundled
 from tunefarm.spec.experiment import Experiment, Resolved, load_experiment, resolve
 from tunefarm.spec.recorded import resolve_recorded
 from tunefarm.spec.workload import WorkloadRef
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from tunefarm.pasts import Story
@@ -355,8 +358,13 @@ def optuna_storage(flag: str | None, experiment: Experiment, tracking: str = "")
     return storage
 
 
-def tracking_uri(flag: str | None, experiment: Experiment) -> str:
+def tracking_uri(flag: str | None, experiment: Experiment, *, begun: bool = False) -> str:
     """The MLflow URI: the flag's word, then the experiment's, then the environment's, then a local database.
+
+    Args:
+        flag: what the command line says.
+        experiment: the experiment.
+        begun: a driver goes on with a sweep: it waits for no server that is away, and tells it later.
 
     Raises:
         SpecError: MLflow cannot write there; it is said of the flag, of the experiment, or of the environment.
@@ -376,6 +384,10 @@ def tracking_uri(flag: str | None, experiment: Experiment) -> str:
             check_server(uri)
     except SpecError as e:
         raise _said_of(place, e, experiment) from None
+    except InfrastructureError as e:
+        if not begun:
+            raise
+        logger.warning("%s; the sweep goes on", e.args[0])
     return uri
 
 

@@ -120,7 +120,7 @@ def take_orders(
         if spec.name in written:
             other = written[spec.name][0]
             raise spec.error("name", f"{other} is called {spec.name} too: they would share one ledger", "rename one")
-        uri = opening.tracking_uri(tracking, spec)
+        uri = opening.tracking_uri(tracking, spec, begun=ledger_file(sweeps, spec, shard).exists())
         written[spec.name] = file, spec, uri, opening.optuna_storage(optuna_storage, spec, uri)
     orders = []
     for file, spec, uri, storage in written.values():
@@ -128,10 +128,10 @@ def take_orders(
             _check_replayed(spec, meter, out)
             resolved = opening.import_experiment(spec, ship=True)
             known = opening.read_known(resolved)  # what cannot be read is said before any work
-        folder, export = sweeps / spec.name, spec.export if out is None else str(out)
+        export = spec.export if out is None else str(out)
         orders.append(
             Order(
-                file=file, resolved=resolved, meter=meter, ledger=shard.beside(folder) / "ledger.jsonl", fresh=fresh,
+                file=file, resolved=resolved, meter=meter, ledger=ledger_file(sweeps, spec, shard), fresh=fresh,
                 tracking=uri, optuna_storage=storage, export=_export(export, shard),
                 known=known, shard=shard, whole=export,
             )
@@ -168,6 +168,11 @@ def take_part(
         if part.studies or order.shard.num == 1
     ]
     return [order for order, _ in mine], [studies for _, studies in mine], sum(part.num for part in parts)
+
+
+def ledger_file(sweeps: Path, spec: Experiment, shard: Shard) -> Path:
+    """Where a sweep, or its shard, is recorded."""
+    return shard.beside(sweeps / spec.name) / "ledger.jsonl"
 
 
 def plan_order(order: Order, live: Sequence[Device], *, complete: bool) -> list[PlannedStudy]:

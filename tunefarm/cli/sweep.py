@@ -17,7 +17,7 @@ from tunefarm.cli.closing import Ending, close, close_empty
 from tunefarm.cli.exposing import Exposure, MetricsAddress, MetricsFile, MetricsPort, exposed
 from tunefarm.cli.opening import FleetKind, MeterKind
 from tunefarm.config import counted
-from tunefarm.errors import TunefarmError
+from tunefarm.errors import Fenced, TunefarmError
 from tunefarm.seams import NullMirror
 
 if TYPE_CHECKING:
@@ -201,7 +201,8 @@ def _compete(
             raise
         finally:
             for entrant in entrants.values():
-                how = status if entrant.sweep.error is None else "FAILED"
+                error = entrant.sweep.error
+                how = status if error is None else "" if isinstance(error, Fenced) else "FAILED"
                 left = entrant.tracker.close(status=how, timeout_s=patience_s)
                 untold += [f"not in MLflow: {label}" for label in left]
                 untold += entrant.mirror.close(patience_s)

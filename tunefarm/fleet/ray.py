@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 _FOLLOW_S = 2.0
 _CLOSE_S = 10.0
+_FATE_S = 30.0
+_POLL_S = 0.2
 
 
 class Actor:
@@ -67,6 +70,7 @@ class RayProcess:
         environment: variables set before its first job.
         startup_s: how long it may take to come up.
         spare: what a spare process beside it loads, packed; None for no spare.
+        lost: called when the cluster has lost it, before anybody hears of that.
     """
 
     def __init__(
@@ -76,13 +80,15 @@ class RayProcess:
         environment: Mapping[str, str],
         startup_s: float,
         spare: bytes | None = None,
+        lost: Callable[[], None] = lambda: None,
     ) -> None:
         import ray
 
         self._name = name
         self._options = options
         self._startup_s = startup_s
-        self._is_up = False
+        self._lost = lost
+        self._is_up = self._is_killed = False
         remote = ray.remote(Actor).options(max_restarts=0, max_task_retries=0, **options)
         self._actor = remote.remote(name, dict(environment), list(sys.path), spare)
 
@@ -100,8 +106,11 @@ class RayProcess:
         try:
             reply = ray.get(self._actor.exchange.remote(payload))
         except ray.exceptions.RayError as error:
+            self._await_fate()
             raise WorkerLost(f"{self._name} died while it held a job: {_last_line(error)}") from error
         if isinstance(reply, InfrastructureError):
+            if isinstance(reply, WorkerLost) and not reply.death:  # Perhaps its actor is about to die as well.
+                self._await_fate()
             raise reply
         assert isinstance(reply, Reply)
         return reply
@@ -110,12 +119,28 @@ class RayProcess:
         """Ends the actor at once."""
         import ray
 
+        self._is_killed = True
         if ray.is_initialized():  # Otherwise the call would start a cluster of its own.
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(self._actor)
 
     def bury(self) -> None:
         """Nothing to wait for: a successor starts when the cluster has got the resources back."""
+
+    def _await_fate(self) -> None:
+        """Waits until the cluster knows what it has lost: that a connection is broken is heard long before."""
+        import ray
+
+        give_up_s = time.monotonic() + _FATE_S
+        while (left_s := give_up_s - time.monotonic()) > 0:
+            try:
+                ray.get(self._actor.ready.remote(), timeout=left_s)
+                return
+            except ray.exceptions.ActorUnavailableError:
+                time.sleep(_POLL_S)
+            except ray.exceptions.RayError:
+                break
+        self._lost()
 
     def _await_up(self) -> None:
         import ray
@@ -132,6 +157,9 @@ class RayProcess:
                 hint="free the cluster, or ask for fewer workers",
             ) from None
         except ray.exceptions.RayError as error:
+            if self._is_killed:
+                raise WorkerLost(f"{self._name} was killed before it was ready") from error
+            self._lost()
             raise InfrastructureError(f"{self._name} died before it was ready: {_last_line(error)}") from error
         self._is_up = True
 
@@ -192,6 +220,7 @@ class RayFleet:
         self._supply = supply
         self._packed = None if supply is None else pack(supply)
         self._closing = threading.Event()
+        self._moving = threading.Lock()
         self._watch: threading.Thread | None = None
         self._owns_cluster = connect(address, use_gpus=probe is not None, insecure=insecure)
         try:
@@ -283,14 +312,15 @@ class RayFleet:
                 self._posts[worker.name] = self._post(worker, spare)
             if warm is not None and (worker.role == "build" or self._owns_cluster):
                 self.submit(warm, worker.name)
-        both = (*self._workers, *workers)
-        self._workers = (*(w for w in both if w.role == "measure"), *(w for w in both if w.role != "measure"))
+        with self._moving:
+            both = (*self._workers, *workers)
+            self._workers = (*(w for w in both if w.role == "measure"), *(w for w in both if w.role != "measure"))
 
     def _post(self, worker: Worker, spare: bytes | None = None) -> Post:
         # Ray's own rule on what a process without GPUs sees has changed between releases.
         environment = {} if worker.role == "measure" and self._probe is not None else {"CUDA_VISIBLE_DEVICES": ""}
         name, options = worker.name, self._options[worker.name]
-        start = partial(RayProcess, name, options, environment, self._startup_s, spare)
+        start = partial(RayProcess, name, options, environment, self._startup_s, spare, self._look)
         return Post(name, start, self._packed)
 
     def _introduced(self, workers: Sequence[Worker], probe: Callable[[], Device]) -> list[Worker]:
@@ -335,9 +365,15 @@ class RayFleet:
                 if not self._closing.is_set():
                     logger.warning("nodes of the cluster that came or went are not followed: %s", error)
 
+    def _look(self) -> None:
+        """Lets go of nodes that are gone: what was lost with one is neither tried there again nor to blame for it."""
+        if self._watch is not None and not self._closing.is_set():
+            self._let_go({node.id for node in nodes()})
+
     def _let_go(self, alive: set[str]) -> None:
-        gone = [worker for worker in self._workers if self._homes[worker.name].id not in alive]
-        self._workers = tuple(worker for worker in self._workers if worker not in gone)
+        with self._moving:
+            gone = [worker for worker in self._workers if self._homes[worker.name].id not in alive]
+            self._workers = tuple(worker for worker in self._workers if worker not in gone)
         for worker in gone:
             self._posts[worker.name].stop()
 

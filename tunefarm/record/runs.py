@@ -1,0 +1,231 @@
+"""A sweep's runs in MLflow: experiment = workload, parent run = sweep, child run = study."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tunefarm.errors import InfrastructureError
+from tunefarm.frozen import FrozenMap
+from tunefarm.record.card import COSTS, MAX_TEXT, Card
+
+MAX_BATCH = {"metrics": 1000, "params": 100, "tags": 100}
+"""Entities MLflow takes in one request; more than these are refused as a whole."""
+SERVERS = ("http", "https", "databricks")
+"""Schemes of URIs at which a server is asked; the rest are databases."""
+
+_REQUEST_S = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where studies come from: what the parent run says about its sweep.
+
+    Attributes:
+        workload: name of the workload, which names the MLflow experiment.
+        experiment: name of the tunefarm experiment.
+        sweep_id: as in the ledger; a sweep that goes on after a crash continues the run that carries it.
+        digest: of the experiment.
+        command: how the sweep was called.
+        toolchain: versions in the driver's process.
+        checked: outputs are compared with a reference's.
+    """
+
+    workload: str
+    experiment: str
+    sweep_id: str
+    digest: str = ""
+    command: str = ""
+    toolchain: FrozenMap[str] = field(default_factory=FrozenMap)
+    checked: bool = True
+
+
+class Runs:
+    """The runs of one sweep in MLflow. Single-threaded; every method raises what MLflow raises."""
+
+    def __init__(self, uri: str, origin: Origin) -> None:
+        self._uri = uri
+        self._origin = origin
+        self._client: Any = None
+        self._experiment = self._parent = ""
+        self._children: dict[str, tuple[str, str]] = {}
+        self._metrics: dict[str, Mapping[str, float]] = {}
+
+    def open(self) -> None:
+        """Connects, once; finds or makes the experiment and the sweep's run, and learns which studies it has."""
+        if self._client is not None:
+            return
+        client = _connect(self._uri)
+        self._experiment = _experiment(client, self._origin.workload, self._uri)
+        same = f"tags.`tunefarm.sweep_id` = '{self._origin.sweep_id}' and tags.`tunefarm.kind` = 'sweep'"
+        if found := client.search_runs([self._experiment], filter_string=same, max_results=1):
+            self._parent = found[0].info.run_id
+            client.update_run(self._parent, status="RUNNING")
+        else:
+            name = f"{self._origin.experiment} {time.strftime('%Y-%m-%d %H:%M')}"
+            self._parent = client.create_run(self._experiment, run_name=name, tags=self._tags()).info.run_id
+        for run in self._studies(client):
+            key = run.data.tags.get("tunefarm.study_key", "")
+            self._children[key] = (run.info.run_id, run.data.tags.get("tunefarm.card", ""))
+            self._metrics[key] = run.data.metrics
+        self._client = client
+
+    def _studies(self, client: Any) -> Iterator[Any]:
+        """The runs under the sweep's."""
+        token, children = None, f"tags.`mlflow.parentRunId` = '{self._parent}'"
+        while True:
+            page = client.search_runs([self._experiment], filter_string=children, page_token=token)
+            yield from page
+            if not (token := page.token):
+                return
+
+    def _tags(self) -> dict[str, str]:
+        origin = self._origin
+        tags = {
+            "tunefarm.kind": "sweep",
+            "tunefarm.sweep_id": origin.sweep_id,
+            "tunefarm.experiment": origin.experiment,
+            "tunefarm.digest": origin.digest,
+            "tunefarm.command": origin.command,
+            "tunefarm.checked": "yes" if origin.checked else "no",
+            **{f"tunefarm.toolchain.{name}": version for name, version in origin.toolchain.items()},
+            "mlflow.source.name": "tunefarm",
+            "mlflow.source.type": "JOB",
+            "mlflow.note.content": f"Sweep of {origin.experiment}: one run below for each study. `{origin.command}`",
+        }
+        return {name: value[:MAX_TEXT] for name, value in tags.items()}
+
+    def put(self, page: Card) -> None:
+        """Writes a study as a run under the sweep's, unless the very same is there already."""
+        self.open()
+        run_id, seen = self._children.get(page.key, ("", ""))
+        if seen != page.digest:
+            if run_id:
+                # Half-written before a crash, or overtaken by an edited space. Parameters cannot be rewritten.
+                self._client.delete_run(run_id)
+            self._children[page.key] = (self._write(page), page.digest)
+            self._metrics[page.key] = page.metrics
+
+    def _write(self, page: Card) -> str:
+        tags = {
+            "mlflow.parentRunId": self._parent,
+            "mlflow.source.name": "tunefarm",
+            "mlflow.source.type": "JOB",
+            "mlflow.loggedArtifacts": '[{"path": "trials.json", "type": "table"}]',
+            "tunefarm.sweep_id": self._origin.sweep_id,
+            "tunefarm.workload": self._origin.workload,
+            "tunefarm.study_key": page.key,
+        }
+        run_id: str = self._client.create_run(self._experiment, run_name=page.name, tags=tags).info.run_id
+        self._children[page.key] = (run_id, "")
+        points = [(name, value, 0) for name, value in page.metrics.items()]
+        points += [(name, value, step) for name, curve in page.curve.items() for step, value in enumerate(curve, 1)]
+        self._log(run_id, points, page.params, page.tags)
+        self._client.log_text(run_id, page.table, "trials.json")
+        self._client.set_tag(run_id, "tunefarm.card", page.digest)
+        self._client.set_terminated(run_id, page.status)
+        return run_id
+
+    def _log(
+        self, run_id: str, points: list[tuple[str, float, int]], params: dict[str, str], tags: dict[str, str]
+    ) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        now_ms = int(time.time() * 1000)
+        entities = {
+            "metrics": [Metric(name, value, now_ms, step) for name, value, step in points],
+            "params": [Param(name, value) for name, value in params.items()],
+            "tags": [RunTag(name, value) for name, value in tags.items()],
+        }
+        for kind, items in entities.items():
+            for batch in batched(items, MAX_BATCH[kind]):
+                self._client.log_batch(run_id, **{kind: batch})
+
+    def close(self, status: str) -> None:
+        """Writes the sweep's totals and ends its run."""
+        self.open()
+        studies = self._metrics.values()
+        spent = [name for name in COSTS if any(name in metrics for metrics in studies)]
+        points = [(name, sum(metrics.get(name, 0.0) for metrics in studies), 0) for name in spent]
+        points += [("studies", len(studies), 0), ("winners", sum("time_us" in metrics for metrics in studies), 0)]
+        if gains := [metrics["gain"] for metrics in studies if metrics.get("gain", 0.0) > 0]:
+            points.append(("gain_geomean", math.exp(sum(map(math.log, gains)) / len(gains)), 0))
+        self._log(self._parent, points, {}, {})
+        if status == "FINISHED":
+            # A request whose answer was lost, or a driver that was taken over, may have left a run that nobody knows.
+            known = {run_id for run_id, _ in self._children.values()}
+            for run_id in [run.info.run_id for run in self._studies(self._client)]:
+                if run_id not in known:
+                    self._client.delete_run(run_id)
+        self._client.set_terminated(self._parent, status)
+
+
+def batched(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """Slices of `items`, each of at most `size`."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _connect(uri: str) -> Any:
+    # Set, not read: nothing leaves a sweep, and its terminal belongs to the CLI.
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
+    # Its own patience is minutes for each request, and a request made again may leave a second run: a study that could
+    # not be written is written anew, as a whole.
+    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
+    os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(_REQUEST_S)
+    from mlflow import MlflowClient
+
+    for noisy in ("mlflow", "alembic", "urllib3"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    if path := _sqlite_path(uri):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def _sqlite_path(uri: str) -> Path | None:
+    scheme, _, path = uri.partition(":///")
+    return Path(path) if scheme.startswith("sqlite") and path else None
+
+
+_KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""Lets MLflow's UI open on runs and charts; without it a new experiment opens as one of language models."""
+
+
+def _experiment(client: Any, name: str, uri: str) -> str:
+    """The id of an MLflow experiment, made if there is none."""
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            return str(client.create_experiment(name, artifact_location=_artifacts(name, uri), tags=_KIND))
+        except MlflowException:
+            # Another sweep made it in the meantime; anything else is raised below.
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    if found.lifecycle_stage == "deleted":
+        raise InfrastructureError(
+            f"experiment {name!r} was deleted there",
+            hint=f"`mlflow experiments restore --experiment-id {found.experiment_id}`, or rename the workload",
+        )
+    return str(found.experiment_id)
+
+
+def _artifacts(name: str, uri: str) -> str | None:
+    """Where artifacts go: beside a database; a server knows itself.
+
+    MLflow's own default, `./mlruns`, would later be taken for a folder of runs, which it refuses to read.
+    """
+    if uri.split(":", 1)[0] in SERVERS:
+        return None
+    folder = (_sqlite_path(uri) or Path("mlflow.db")).parent / "mlartifacts"
+    return (folder / re.sub(r"[^\w.-]", "_", name)).resolve().as_uri()
