@@ -127,7 +127,8 @@ class Tracker(Protocol):
         """Writes what is left.
 
         Args:
-            status: how the sweep ended, in MLflow's words: `FINISHED`, `FAILED` or `KILLED`.
+            status: how the sweep ended, in MLflow's words: `FINISHED`, `FAILED` or `KILLED`; empty if another driver
+                goes on with it, whose business its run is now.
             timeout_s: longest wait in seconds.
 
         Returns:
