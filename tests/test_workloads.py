@@ -259,4 +259,5 @@ def test_a_whole_space_is_compiled_once_and_its_failures_are_counted(fleet: Flee
     path = write_experiment(tmp_path, space=space, problems=[{"n": [1024, 4096], "dtype": "fp32"}], devices=["sm_90"])
     counted = compile_all.compile_space(path, "sm_90", Dispatch(fleet))
     # Two problems of five candidates each, the default among them; a block of 96 is no power of two.
-    assert counted == (10, 5, {"compile_error: CompilationError": 4})
+    assert (counted.num_candidates, counted.num_builds) == (10, 5)
+    assert dict(counted.failures) == {"compile_error: CompilationError": 4}

@@ -117,7 +117,7 @@ class Crowd:
             landscape=self.landscape,
             candidates=tuple(Candidate(number=n, config=CONFIGS[n]) for n in study.batches.popleft()),
         )  # fmt: skip
-        job, _ = measure_job(f"measure:{next(self._numbers)}", question)
+        job, _ = measure_job(f"measure:{next(self._numbers)}", question, self.dispatch)
         self._asked[job.id] = study, question
         turns.wait([(job, functools.partial(answer, self.failing, question))], 1.0)
 
