@@ -41,7 +41,7 @@ TRIAL_S = 0.1
 FAILING, DEADLY, RESTART_S = 0.01, 0.001, 5.0
 BUSY = 0.9
 PER_STUDY = 250
-PROBE = 150
+PROBE = 400
 """Trials a GPU where only a first look is wanted."""
 MARKS = (0.1, 0.5, 1.0)
 """Parts of a run after which memory is looked at."""
