@@ -8,9 +8,11 @@ import re
 import shutil
 import socket
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import farm
@@ -190,8 +192,10 @@ def test_the_fleet_is_counted_as_it_stands() -> None:
         assert standing.jobs == {(("measure", GPU.key), "in_flight"): 1}
         while not dispatch.wait():
             pass
+        dispatch.submit([(Job(id="lasts", role="build"), partial(time.sleep, 1.5))])
+        dispatch.wait()
         assert dispatch.num_lost == 2
-        assert dispatch.standing.num_attempts == 2
+        assert dispatch.standing.num_attempts == 3
         assert dispatch.standing.jobs == {}
         assert dispatch.held_by_device == {GPU: pytest.approx(dispatch.held_s)}
         assert dispatch.held_s > 0
