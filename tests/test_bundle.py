@@ -22,7 +22,7 @@ FILES = (("data/tokens.bin", bytes(range(256))), ("kernels.py", b"VALUE = 1\n"))
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has gathered and unpacked nothing."""
-    monkeypatch.setattr(bundles, "_gathered", set())
+    monkeypatch.setattr(bundles, "_gathered", {})
     monkeypatch.setattr(bundles, "_unpacked", {})
     monkeypatch.setattr(bundles, "_origins", {})
 
@@ -47,7 +47,7 @@ def test_contents_do_not_travel_with_jobs(tmp_path: Path, monkeypatch: pytest.Mo
     assert travelled == made
     assert travelled.files == ()
     assert travelled.folder() == tmp_path  # who gathered it imports it where it lies
-    monkeypatch.setattr(bundles, "_gathered", set())
+    monkeypatch.setattr(bundles, "_gathered", {})
     with pytest.raises(Lacking, match=made.digest[:12]):
         travelled.folder()
 

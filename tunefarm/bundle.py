@@ -24,7 +24,7 @@ from tunefarm.errors import InfrastructureError, Lacking
 Files = tuple[tuple[str, bytes], ...]
 """Names, relative and with `/`, and contents; sorted by name."""
 
-_gathered: set[tuple[str, str]] = set()
+_gathered: dict[tuple[str, str], None] = {}
 """Digests and roots of the bundles that this process has made itself: it imports them where they lie."""
 
 _unpacked: dict[str, Path] = {}
@@ -58,7 +58,8 @@ class Bundle:
         """
         files = tuple(sorted(contents.items()))
         bundle = cls(digest_of(files), str(root), files)
-        _gathered.add((bundle.digest, bundle.root))
+        _gathered.pop((bundle.digest, bundle.root), None)
+        _gathered[bundle.digest, bundle.root] = None
         return bundle
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -138,7 +139,7 @@ def said(text: str) -> str:
     """
     for folder, origin in _origins.items():
         text = text.replace(folder, origin)
-    for digest, root in _gathered:
+    for digest, root in reversed(_gathered):  # of equal bundles the last gathered is the one in question
         if digest in text:
             text = re.sub(rf"/[^\s\"']*/{digest}(?=/)", root.replace("\\", r"\\"), text)
     return text
