@@ -152,23 +152,23 @@ def ray_cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.fixture(scope="module", params=[open_inline, open_ray])
-def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+def opened(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     if request.param is open_ray:
         request.getfixturevalue("ray_cluster")
     fleet: Fleet = request.param()
     yield fleet
     fleet.close()
+
+
+@pytest.fixture(scope="module", params=[open_inline, open_ray])
+def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    yield from opened(request)
 
 
 @pytest.fixture(scope="module", params=[open_inline, open_ray, open_simulated])
 def any_fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     """Also one without processes of its own: what is a process's business is not asked of it."""
-    if request.param is open_ray:
-        request.getfixturevalue("ray_cluster")
-    fleet: Fleet = request.param()
-    yield fleet
-    fleet.close()
+    yield from opened(request)
 
 
 def run(fleet: Fleet, job: Callable[[], Any], where: str = "build-0") -> Any:

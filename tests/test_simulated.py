@@ -89,12 +89,12 @@ def test_the_way_of_a_job_costs_nothing_where_another_waits_at_its_worker(depth:
     check_books(world)
 
 
-@pytest.mark.parametrize("carry_s", [0.0, 0.25])
-def test_while_the_driver_decides_results_wait_at_its_door(carry_s: float) -> None:
+@pytest.mark.parametrize("transport_s", [0.0, 0.25])
+def test_while_the_driver_decides_results_wait_at_its_door(transport_s: float) -> None:
     """Sixteen workers bring sixteen results a second, and it takes in four, or two."""
-    world = World(gpus(16), Habits(carry_s=carry_s), decision_s=0.25)
+    world = World(gpus(16), Habits(transport_s=transport_s), decision_s=0.25)
     world.play(64)
-    cost_s = 0.25 + carry_s
+    cost_s = 0.25 + transport_s
     assert 64 * cost_s <= world.time.now() <= 64 * cost_s + 2
     assert world.time.driver_s >= 64 * cost_s
     assert world.fleet.hours.busy_s == pytest.approx(64.0)

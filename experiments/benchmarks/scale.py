@@ -6,7 +6,7 @@
 The fleet is SIMULATED on a virtual clock; what the driver costs is real: from the moment a result is at its door until
 it waits again, all that it does (turns, schedule, dispatch, packing questions, opening answers and, with --ledger,
 writing each batch of answers to disk) is measured and charged to that clock, while which the fleet goes on. Not in it:
-the search itself, unless --search-ms says what it takes, and what Ray takes, unless --carry-us does.
+the search itself, unless --search-ms says what it takes, and what Ray takes, unless --transport-us does.
 
 A trial takes 0.1 s, more or less. One in a hundred fails, which is an answer. One in a thousand kills its process: the
 batch that it was in is lost and done again elsewhere, and the worker is back after 5 s. `--real` is another matter:
@@ -244,7 +244,7 @@ def main() -> None:
     parser.add_argument("--latency-ms", type=float, default=5.0, help="of a job's way, and of its answer's")
     parser.add_argument("--spread", type=float, default=0.1, help="of lengths: standard deviation of their logarithm")
     parser.add_argument("--stragglers", type=float, default=0.001, help="share of jobs that take ten times as long")
-    parser.add_argument("--carry-us", type=float, default=0.0, help="charged for each job, in place of what Ray takes")
+    parser.add_argument("--transport-us", type=float, default=0.0, help="charged for each job in place of Ray's work")
     parser.add_argument("--search-ms", type=float, default=0.0, help="charged for each trial, in place of the search")
     parser.add_argument("--ledger", action="store_true", help="write answers to disk, where temporary files go")
     parser.add_argument(
@@ -260,7 +260,7 @@ def main() -> None:
         return
     habits = Habits(
         latency_s=options.latency_ms / 1e3, spread=options.spread, stragglers=options.stragglers,
-        restart_s=RESTART_S, carry_s=options.carry_us / 1e6, seed=options.seed,
+        restart_s=RESTART_S, transport_s=options.transport_us / 1e6, seed=options.seed,
     )  # fmt: skip
     for batch in options.batch:
         terms = Terms(

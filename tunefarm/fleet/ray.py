@@ -307,16 +307,17 @@ class RayFleet:
         """Lets workers be seen, once they can be given jobs."""
         for worker in workers:
             warm = self._warm.get(worker.role)
-            spare = pack_spare(self._supply, warm) if warm is not None and worker.role == "measure" else None
             if worker.name not in self._posts:
-                self._posts[worker.name] = self._post(worker, spare)
+                self._posts[worker.name] = self._post(worker, has_spare=True)
             if warm is not None and (worker.role == "build" or self._owns_cluster):
                 self.submit(warm, worker.name)
         with self._moving:
             both = (*self._workers, *workers)
             self._workers = (*(w for w in both if w.role == "measure"), *(w for w in both if w.role != "measure"))
 
-    def _post(self, worker: Worker, spare: bytes | None = None) -> Post:
+    def _post(self, worker: Worker, *, has_spare: bool) -> Post:
+        warm = self._warm.get(worker.role) if has_spare and worker.role == "measure" else None
+        spare = None if warm is None else pack_spare(self._supply, warm)
         # Ray's own rule on what a process without GPUs sees has changed between releases.
         environment = {} if worker.role == "measure" and self._probe is not None else {"CUDA_VISIBLE_DEVICES": ""}
         name, options = worker.name, self._options[worker.name]
@@ -325,9 +326,7 @@ class RayFleet:
 
     def _introduced(self, workers: Sequence[Worker], probe: Callable[[], Device]) -> list[Worker]:
         """Measuring workers with the GPU that each holds, or is to hold."""
-        warm = self._warm.get("measure")
-        spare = pack_spare(self._supply, warm) if warm is not None and self._owns_cluster else None
-        posts = {worker.name: self._post(worker, spare) for worker in workers}
+        posts = {worker.name: self._post(worker, has_spare=self._owns_cluster) for worker in workers}
         try:
             answers = [posts[worker.name].submit(probe) for worker in workers]
             told = [answer.result() for answer in answers]

@@ -37,7 +37,7 @@ class Habits:
         failures: share that bring nothing back because some service fails, somewhere on the way.
         deaths: share that their worker's process dies of, somewhere on the way.
         restart_s: seconds until a process that died, was killed or retired is there again.
-        carry_s: what carrying a job there and back costs the driver's own process, beside what is measured.
+        transport_s: what carrying a job there and back costs the driver's own process, beside what is measured.
         seed: of all chance.
     """
 
@@ -48,7 +48,7 @@ class Habits:
     failures: float = 0.0
     deaths: float = 0.0
     restart_s: float = 5.0
-    carry_s: float = 0.0
+    transport_s: float = 0.0
     seed: int = 0
 
 
@@ -303,7 +303,7 @@ class SimulatedFleet:
             else:
                 errand.promise.set_exception(error)
         self._time.pause()
-        self._time.charge(self._habits.carry_s)
+        self._time.charge(self._habits.transport_s)
 
     def _on_done(self, post: _Post, errand: _Errand, done: Future[Any]) -> None:
         if not done.cancelled():
