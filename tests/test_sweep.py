@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import queue
 import random
 import signal
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import farm
 import pytest
@@ -56,6 +58,31 @@ def test_a_sweep_from_experiment_to_winners(tmp_path: Path, fleet: Fleet, store:
         assert "no sm_80 GPU and no landscape" in result.reason
     assert sum(r.num_compiled for r in results) == 0
     check_ledger(played)
+
+
+def test_a_driver_that_waits_has_everything_on_the_disk(
+    tmp_path: Path, fleet: Fleet, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = write_experiment(tmp_path, problems=THREE, space=LARGE, budget={"trials": 20})
+    write_landscape(experiment)
+    flushed: dict[int, int] = {}
+
+    def note(handle: int) -> None:
+        flushed[os.fstat(handle).st_ino] = os.fstat(handle).st_size
+
+    class Watched(queue.Queue[Any]):
+        num_asked = 0
+
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            there = (tmp_path / "ledger.jsonl").stat()
+            assert flushed[there.st_ino] == there.st_size
+            self.num_asked += 1
+            return super().get(block, timeout)
+
+    inbox = Watched()
+    monkeypatch.setattr(os, "fsync", note)
+    play(experiment, fleet, store, inbox=inbox)
+    assert inbox.num_asked > 10
 
 
 def test_an_empty_problem_is_skipped(tmp_path: Path, fleet: Fleet, store: Path) -> None:
@@ -216,7 +243,7 @@ def test_a_sweep_cut_anywhere_goes_on_the_same_way(
     def crash() -> None:
         nonlocal steps
         steps += 1
-        if steps == 7:
+        if steps == 5:
             steps = 0
             raise Crash
 

@@ -39,6 +39,10 @@ class Owner(Protocol):
         """What it is about."""
         ...
 
+    def flush(self) -> None:
+        """Makes durable what was written of it."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
@@ -98,12 +102,17 @@ class Desks:
             InfrastructureError: no worker could do what must be done.
         """
         coming = deque(openings)
+        owners = [owner for owner, _ in coming]
         while coming or self._open:
             if coming:
                 self._seat(*coming.popleft())
             if not coming:
                 self._open_finals()
             self._turns.serve()
+            # Once for all that came, when jobs have been handed out: a disk may take as long as a GPU over a candidate.
+            for owner in owners:
+                with self._guarded(owner):
+                    owner.flush()
             if not coming and not self._open:
                 break
             done = self._dispatch.news() if coming else self._dispatch.wait()

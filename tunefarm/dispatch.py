@@ -171,12 +171,11 @@ class Dispatch:
         """Waits until at least one job has ended.
 
         Returns:
-            The ended jobs; empty when none is open.
+            All that have ended by then; empty when none is open.
         """
         while not self._done and self._state.num_open:
             self._advance()
-        done, self._done = self._done, []
-        return done
+        return self.news()
 
     def news(self) -> list[Done]:
         """The jobs that have ended by now, without waiting for any."""

@@ -44,8 +44,7 @@ class Minutes:
             self.note("built", config=config.key, build=to_json(build))
 
     def answered(self, found: Iterable[tuple[Config, int, Answer]]) -> None:
-        """Configs were measured at a rung, or failed there: a batch costs one write, as a disk may take as long over
-        that as a GPU over a candidate."""
+        """Configs were measured at a rung, or failed there."""
         self.ledger.extend(
             (
                 "measured" if answer.measurement is not None else "failed",

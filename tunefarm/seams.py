@@ -157,15 +157,19 @@ class Ledger(Protocol):
     """The append-only record of a sweep."""
 
     def append(self, event: str, data: Mapping[str, Any]) -> None:
-        """Writes one event durably; see `extend`."""
+        """Writes one event; see `extend`."""
         ...
 
     def extend(self, events: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-        """Writes events durably, all at the cost of one.
+        """Writes events; durable, should the machine fail, once `flush` returns.
 
         Raises:
             Fenced: a newer driver has opened this ledger.
         """
+        ...
+
+    def flush(self) -> None:
+        """Makes durable all that was written."""
         ...
 
     def events(self) -> Iterator[Mapping[str, Any]]:
@@ -180,6 +184,9 @@ class NullLedger:
         """See `Ledger`."""
 
     def extend(self, events: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """See `Ledger`."""
+
+    def flush(self) -> None:
         """See `Ledger`."""
 
     def events(self) -> Iterator[Mapping[str, Any]]:

@@ -124,6 +124,10 @@ class Sweep:
         """What it is about."""
         return self._resolved.experiment
 
+    def flush(self) -> None:
+        """Makes durable what was written of it."""
+        self._ledger.flush()
+
     @property
     def weight(self) -> float:
         """Of all its studies."""
@@ -235,6 +239,7 @@ class Sweep:
             self.cuts.setdefault(device, {})[gap] = cut
 
     def _tell(self, contest: Contest, result: StudyResult) -> None:
+        self._ledger.flush()
         self._tracker.study(result, contest.best_ms)
         if result.source:
             self._mirror.show(result.study, result.trials, result.winner)

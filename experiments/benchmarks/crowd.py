@@ -103,6 +103,7 @@ class Crowd:
         num_ended = 0
         while self._asked:
             turns.serve()
+            self.ledger.flush()
             for done in self.dispatch.wait():
                 turns.end(done.job)
                 num_ended += self._take(turns, done)

@@ -26,6 +26,9 @@ Two things keep drivers apart. While one is alive it holds a lock on a side file
 not work (some network file systems), or once the side file was replaced, the newest epoch in the side file wins: an
 older driver finds it before its next append and is fenced. Readers leave out what an older epoch wrote after a newer
 one had begun.
+
+What is written outlives its process at once, and a machine that fails once it is flushed: a driver flushes before it
+waits and before it tells anybody, so that all that came while it thought costs the disk once.
 """
 
 from __future__ import annotations
@@ -272,7 +275,7 @@ class FileLedger:
         self.changed = tuple(name for name in identity if before["identity"].get(name) != identity[name])
         self.conditions = identity.get("conditions", "")
         self._side = side
-        self._size = past.good_bytes
+        self._size = self._flushed = past.good_bytes
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             if past.torn:
@@ -292,6 +295,7 @@ class FileLedger:
         self.append("epoch", {**opening, "pid": pid, "host": host})
         if self.changed:
             self.append("changed", {"before": before, "after": identity})
+        self.flush()
         # A new file is durable only once its folder is.
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
@@ -300,15 +304,15 @@ class FileLedger:
             os.close(folder)
 
     def append(self, event: str, data: Mapping[str, Any]) -> None:
-        """Writes one event durably; `extend` says more."""
+        """Writes one event; `extend` says more."""
         self.extend([(event, data)])
 
     def extend(self, events: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-        """Writes a batch of (event, data) durably, at the cost of one flush to disk.
+        """Writes (event, data), all or none of them. They are on the disk once `flush` returns.
 
         Raises:
             Fenced: a newer driver has opened this ledger, or somebody has moved or deleted it.
-            LedgerError: the disk is full or fails; the file is left as it was before the batch.
+            LedgerError: the disk is full or fails; the file is left as it was before.
             ValueError: data that JSON cannot hold, NaN and infinities among it.
         """
         if self._handle < 0:
@@ -326,11 +330,29 @@ class FileLedger:
             written = 0
             while written < len(batch):
                 written += os.write(self._handle, batch[written:])
+        except OSError as e:
+            self._cut(self._size, e)
+        self._size += len(batch)
+
+    def flush(self) -> None:
+        """Has everything written so far on the disk; costs nothing if it is there already.
+
+        Raises:
+            LedgerError: the disk is full or fails; the file is left as it was when it was last flushed.
+        """
+        if self._flushed == self._size:
+            return
+        try:
             os.fsync(self._handle)
         except OSError as e:
-            os.ftruncate(self._handle, self._size)
-            raise _unusable(self.path, "written", e) from None
-        self._size += len(batch)
+            # Which of it the disk has after that, nobody knows.
+            self._cut(self._flushed, e)
+        self._flushed = self._size
+
+    def _cut(self, size: int, e: OSError) -> NoReturn:
+        os.ftruncate(self._handle, size)
+        self._size = size
+        raise _unusable(self.path, "written", e) from None
 
     def _check(self) -> None:
         """Compares what lies at the paths now with what this driver opened."""
@@ -362,8 +384,16 @@ class FileLedger:
         return Memo(self.events(), conditions=self.conditions)
 
     def close(self) -> None:
-        """Lets another driver open it; may be called twice."""
-        if self._handle >= 0:
+        """Flushes it and lets another driver open it; may be called twice.
+
+        Raises:
+            LedgerError: as of `flush`; it is closed all the same.
+        """
+        if self._handle < 0:
+            return
+        try:
+            self.flush()
+        finally:
             os.close(self._handle)
             os.close(self._side)
             self._handle = self._side = -1
