@@ -118,7 +118,11 @@ class Quick:
     def _is_plain(self) -> bool:
         """Whether nothing but the kernel has a part in a launch now, nor anything but config and call in its code."""
         from triton import knobs
+        from triton.runtime import driver
 
+        # Triton's backend for AMD also compiles in whether a tensor's storage is less than 2 GiB, and may change that.
+        if driver.active.get_current_target().backend != "cuda":
+            return False
         runtime = knobs.runtime
         hooks = runtime.launch_enter_hook, runtime.launch_exit_hook
         watched = any(getattr(hook, "calls", True) for hook in hooks) or self.tuner.fn.pre_run_hooks
