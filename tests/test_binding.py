@@ -67,10 +67,11 @@ def test_tf_078_a_thousand_lengths_take_one_config_a_range_and_no_benchmark(
 def test_a_redeclared_kernel_repeats_no_launch_of_before(chosen: Callable[..., int]) -> None:
     again = tunefarm.autotune(configs=CONFIGS, key=["n"])(foreign.fn)
     again.__dict__[BINDING].forms = (lambda *_, **__: "as before",)
-    x = torch.zeros(256)
-    assert again[(1,)](x, x, 256) == "as before"
+    x, launch = torch.zeros(256), again[(1,)]
+    assert launch(x, x, 256) == "as before"
     again.configs = CONFIGS[1:]
     assert chosen(again, x, x, 256) == 32
+    assert launch(x, x, 256) != "as before"
 
 
 def test_packs_that_change_while_a_call_is_decided_are_seen_by_the_next(

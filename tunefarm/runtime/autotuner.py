@@ -152,10 +152,10 @@ def _obedient(stock: type) -> type:
 
 def _over(tuner: Any, grid: Any) -> Callable[..., Any]:
     """What launches an adopted kernel over a grid."""
-    forms = tuner.__dict__[BINDING].forms
+    binding = tuner.__dict__[BINDING]
 
     def launch(*args: Any, **kwargs: Any) -> Any:
-        for form in forms:
+        for form in binding.forms:  # Those of now: a launcher may be kept for long.
             done = form(grid, *args, **kwargs)
             if done is not UNKNOWN:
                 return done

@@ -4,7 +4,8 @@ A plain launch binds the arguments, works out what the compiler specialises on, 
 kernel up. Once a config is chosen and the kernel is compiled, all that is left is to see that a call is of the same
 kind. So for the classes of arguments that a kernel was called with, a function is written that takes the kernel's
 parameters, makes one key of dtypes, alignment, divisibility, devices and the values of dims, and launches what was kept
-under it. A call of any other kind goes the long way, as do all while a profiler's launch hooks are set.
+under it. A call of any other kind goes the long way, as do all while a profiler's launch hooks are set, and all on GPUs
+that are not NVIDIA's.
 """
 
 from __future__ import annotations
