@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -92,6 +93,57 @@ def test_packs_that_change_while_a_call_is_decided_are_seen_by_the_next(
     assert chosen(own, x, x, 256) == 128
     assert chosen(own, x, x, 256) == 512
     assert chosen(own, x, x, 512) == 64
+
+
+def test_a_call_that_is_decided_while_packs_change_costs_later_ones_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two threads: one had begun before another pack came, the other is tying the kernel to it meanwhile."""
+    x, asking, tying = torch.zeros(256), binding.problem_of, binding.triton_config
+    asks, may_ask, ties, may_tie = (threading.Event() for _ in range(4))
+
+    def slow(stock: Any, begun: threading.Event, may_go_on: threading.Event) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            begun.set()
+            assert may_go_on.wait(60)
+            return stock(*args, **kwargs)
+
+        return call
+
+    activate(make_pack(own, make_row(256, block(128))), device=SM_90)
+    assert own.config_for(x, x, 256) == block(128)
+    monkeypatch.setattr(binding, "problem_of", slow(asking, asks, may_ask))
+    early = threading.Thread(target=own.config_for, args=(x, x, 512))
+    early.start()
+    assert asks.wait(60)
+    activate(make_pack(own, make_row(512, block(256))), device=SM_90)
+    monkeypatch.setattr(binding, "triton_config", slow(tying, ties, may_tie))
+    late = threading.Thread(target=own.config_for, args=(x, x, 512))
+    late.start()
+    assert ties.wait(60)
+    may_ask.set()
+    early.join()
+    may_tie.set()
+    late.join()
+    assert own.config_for(x, x, 512) == block(256)
+
+
+def test_a_condemned_row_is_launched_for_no_call_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor for one that went well with it before: what is kept is forgotten."""
+    kernel = tunefarm.autotune(configs=CONFIGS, key=["n"])(foreign.fn)
+    launched: list[int] = []
+
+    def run(_x: Any, _y: Any, n: int, *, BLOCK: int, **_: Any) -> None:
+        launched.append(BLOCK)
+        if (n, BLOCK) == (320, 128):
+            raise triton.OutOfResources(300, 200, "shared memory")
+
+    monkeypatch.setattr(kernel.fn, "run", run)
+    activate(make_pack(kernel, *LADDER), device=SM_90)
+    x = torch.zeros(320)
+    kernel[(1,)](x, x, 256)
+    kernel.__dict__[BINDING].forms = (lambda *_, **__: launched.append(128),)
+    kernel.run(x, x, 320, grid=(1,), warmup=False)
+    kernel[(1,)](x, x, 256)
+    assert launched == [128, 128, 64, 64]
 
 
 def test_a_launch_under_packs_of_before_is_not_kept() -> None:

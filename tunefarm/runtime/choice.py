@@ -1,13 +1,14 @@
-"""What was decided for one kind of call of one kernel. Standard library only."""
+"""What was decided for the calls of one kernel. Standard library only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from tunefarm.config import Config
 from tunefarm.runtime.active import Tally
-from tunefarm.runtime.lookup import Offer
+from tunefarm.runtime.lookup import Offer, Shortlist
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +32,33 @@ class Choice:
     known: bool = False
     proven: bool = False
     generation: int = -1
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Ties:
+    """What ties a kernel to the packs of one generation. A launch keeps to one of them, whoever changes the packs.
+
+    Attributes:
+        generation: of the active packs; of no packs, -1.
+        dims: scalar arguments that rows name.
+        tensors: tensor arguments that rows name, absent ones included.
+        defaults: values of such arguments for calls that leave them out.
+        configs: declared configs, then those of the packs.
+        positions: where among them the packs' configs stand.
+        memo: choices by kind of call.
+        lists: rows by number of the GPU.
+        prune: what torch.compile traces, once it has asked for it.
+    """
+
+    generation: int = -1
+    dims: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    configs: Sequence[Any] = ()
+    positions: Mapping[Config, int] = field(default_factory=dict)
+    memo: dict[Any, Choice] = field(default_factory=dict)
+    lists: dict[int | None, Shortlist] = field(default_factory=dict)
+    prune: Any = None
 
 
 def attempt(
