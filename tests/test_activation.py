@@ -27,8 +27,9 @@ from tunefarm.errors import MissError, PackError, UserError
 from tunefarm.frozen import FrozenMap
 from tunefarm.pack import dumps
 from tunefarm.problem import SPELLING, Problem
-from tunefarm.runtime import active
+from tunefarm.runtime import active, reporting
 from tunefarm.runtime.activation import activate, deactivate, install
+from tunefarm.runtime.active import ACTIVE
 from tunefarm.runtime.kernels import problem_of, signature_of, spelling
 from tunefarm.runtime.reporting import report
 
@@ -132,6 +133,12 @@ def test_a_missing_pack_is_an_error(tmp_path: Path) -> None:
         activate(tmp_path / "typo.json")
 
 
+@pytest.mark.parametrize("source", ["x" * 5000, "pkg:json/" + "x" * 5000], ids=["path", "package"])
+def test_a_source_that_no_file_can_be_called_is_an_error_of_ours(source: str) -> None:
+    with pytest.raises(PackError, match="x: cannot be read: File name too long"):
+        activate(source)
+
+
 def test_on_miss_is_one_of_four() -> None:
     with pytest.raises(UserError, match="stock, default, nearest, error"):
         activate(make_pack(own), on_miss="guess")
@@ -203,6 +210,31 @@ def test_report_counts_and_explains(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "n in (128, 362]" in lines[2]
     assert any("n is 4096, tuned for (724, 2048]" in line for line in lines)
     assert lines[-1].startswith("never asked: absent on NVIDIA H100")
+
+
+def test_a_report_can_be_made_while_other_threads_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which each may be hit, missed or refused for the first time just then."""
+    activate(make_pack(own, *LADDER), device=SM_90)
+    x = torch.zeros(4096)
+    monkeypatch.setattr(own.fn, "run", lambda *_, **__: None)
+    for n in (256, 512, 4096, 2064):
+        own[(1,)](x, x, n)
+    (kernel, offer), tally = next(iter(ACTIVE.hits.items()))
+
+    def meanwhile(stock: Any) -> Any:
+        def made(**told: Any) -> Any:
+            number = len(ACTIVE.hits)
+            ACTIVE.hits[f"{kernel} {number}", offer] = tally
+            ACTIVE.misses[f"{kernel} {number}", None, ""] = tally
+            return stock(**told)
+
+        return made
+
+    for name in ("Hit", "Miss"):
+        monkeypatch.setattr(reporting, name, meanwhile(getattr(reporting, name)))
+    told = report()
+    assert [(hit.kernel, hit.launches) for hit in told.hits] == [("own", 1)] * 2
+    assert {miss.kernel for miss in told.misses} >= {"own", "own 2", "own 3"}
 
 
 def test_misses_of_ever_new_shapes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ class Active:
             log.warning("%s", message)
 
     def _warn_unused(self) -> None:
-        used = {id(offer.activation) for (_, offer), tally in self.hits.items() if tally.launches or tally.graphs}
+        used = {id(offer.activation) for (_, offer), tally in list(self.hits.items()) if tally.launches or tally.graphs}
         for activation in self.activations:
             if id(activation) not in used:
                 log.warning("pack %s was active, and none of its rows was used", activation.label)
