@@ -6,8 +6,10 @@ import itertools
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 from lowered import H200, lower, pack_of
 from test_templates import CONFIG, A, B, aten, gemm_asked
 
@@ -56,6 +58,56 @@ def test_what_cannot_run_here_is_the_librarys_call_and_the_report_says_why(
     assert why in told
     (miss,) = report().misses
     assert (miss.graphs, why in miss.reason) == (2, True)
+
+
+class Unable:
+    """Stands in for the compiler on a GPU: it makes more of a template than there is room for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from torch._inductor.select_algorithm import TritonTemplateCaller
+
+        self.asked: list[str] = []
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(TritonTemplateCaller, "precompile", self.precompile)
+
+    def precompile(self) -> None:
+        self.asked.append("template")
+        raise RuntimeError("No valid triton configs. OutOfResources: out of resource: shared memory, Required: 300000")
+
+
+@pytest.mark.parametrize("function", [aten.mm.default, aten.addmm.default], ids=["mm", "addmm"])
+def test_tf_073_what_another_triton_makes_too_large_is_the_librarys_call(
+    function: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Told once, tried once; the miss says why."""
+    from torch._inductor.select_algorithm import ExternKernelCaller
+
+    tensors = (((256,), torch.bfloat16), A, B) if function is aten.addmm.default else (A, B)
+    gemm, compiler = gemm_asked(function, *tensors), Unable(monkeypatch)
+    activate(pack_of((gemm, CONFIG), triton="3.0.0"), device=H200)
+    with caplog.at_level(logging.WARNING, "tunefarm.runtime"):
+        for _ in range(2):
+            ((_, (choice,)),) = lower(function, *tensors)
+            assert isinstance(choice, ExternKernelCaller)
+    assert len(compiler.asked) == 1
+    assert caplog.text.count("cannot be compiled here: RuntimeError: No valid triton configs. OutOfResources") == 1
+    told = report()
+    assert (told.num_hits, told.num_misses) == (0, 2)
+    assert all("cannot be compiled here" in miss.reason for miss in told.misses)
+
+
+def test_rows_of_this_triton_are_compiled_once_by_inductor_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.select_algorithm import TritonTemplateCaller
+
+    gemm, compiler = gemm_asked(aten.mm.default, A, B), Unable(monkeypatch)
+    activate(pack_of((gemm, CONFIG)), device=H200)
+    ((_, (choice,)),) = lower(aten.mm.default, A, B)
+    assert isinstance(choice, TritonTemplateCaller)
+    assert compiler.asked == []
+    deactivate()
+    activate(pack_of((gemm, CONFIG), triton="3.0.0"), device=H200, on_miss="error")
+    with pytest.raises(Exception, match="cannot be compiled here"):
+        lower(aten.mm.default, A, B)
 
 
 def test_what_a_row_says_that_it_takes_counts_for_more_than_arithmetic() -> None:
