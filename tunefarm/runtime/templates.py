@@ -159,7 +159,7 @@ def _misfit(row: Row, device: Device) -> str:
     if failure := next(filter(None, failures), None):
         return f"cannot be compiled: {failure.message}"
     # What a row says that it takes, the lookup has compared.
-    taken = in_flight_bytes(config, operands) if row.code is None else 0
+    taken = in_flight_bytes(config, operands, row.match.dims) if row.code is None else 0
     if taken <= device.shared_bytes:
         return ""
     return f"takes {taken} bytes of shared memory, a block on {device.name} has {device.shared_bytes}"
