@@ -236,3 +236,27 @@ def test_compiled_and_derived_autotuners_obey(job: Path) -> None:
     done = run(job, "-m", "tunefarm.runtime", "compiled.py", TUNEFARM_PACK="pack.json")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["PackedDerived True", "[[64], [64]]"]
+
+
+WRAPPED = """\
+import functools
+from triton.runtime.autotuner import Autotuner
+stock = Autotuner.__init__
+
+@functools.wraps(stock)
+def timed(self, *args, **kwargs):
+    stock(self, *args, **kwargs)
+
+Autotuner.__init__ = timed
+from tunefarm.runtime.__main__ import follow
+follow()
+follow()
+from kernels import other, tuned
+print(type(tuned).__name__, type(other).__name__, Autotuner.__init__.__wrapped__ is timed)
+"""
+
+
+def test_autotuners_are_adopted_though_somebody_else_watches_them_too(job: Path) -> None:
+    done = run(job, "-c", WRAPPED, TUNEFARM_PACK="pack.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["PackedAutotuner", "Autotuner", "True"]

@@ -14,11 +14,13 @@ from typing import Any
 
 from tunefarm.config import Config
 from tunefarm.errors import UserError
-from tunefarm.runtime.active import ACTIVE
 from tunefarm.runtime.binding import BINDING, Binding
 from tunefarm.runtime.choice import Choice, attempt
-from tunefarm.runtime.kernels import current, triton_config
+from tunefarm.runtime.kernels import current, jitted, triton_config
 from tunefarm.runtime.quick import UNKNOWN
+
+ADOPTED = "_tunefarm_adopted"
+"""Attribute of a jitted function that an adopted autotuner launches."""
 
 
 def autotune(
@@ -84,7 +86,7 @@ def adopt(tuner: Any, *, owned: bool) -> bool:
     tuner.use_cuda_graph = False
     stock: type = type(tuner)
     tuner.__class__ = _obedient(stock)
-    ACTIVE.kernels.add(tuner)
+    jitted(tuner).__dict__[ADOPTED] = True
     return True
 
 

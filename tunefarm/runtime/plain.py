@@ -65,7 +65,6 @@ def adopt_plain(kernel: Any) -> bool:
     kernel.__dict__[BINDING] = binding
     stock: type = type(kernel)
     kernel.__class__ = _obedient(stock)
-    ACTIVE.kernels.add(kernel)
     return True
 
 
