@@ -13,6 +13,7 @@ import triton
 from runtime_kernels import CONFIGS, LADDER, SM_90, block, foreign, make_pack, make_row, own
 
 import tunefarm
+from tunefarm.config import Config
 from tunefarm.errors import MissError
 from tunefarm.runtime import binding
 from tunefarm.runtime.activation import activate, deactivate, install
@@ -160,6 +161,46 @@ def test_a_launch_under_packs_of_before_is_not_kept() -> None:
         bound.quick = quick
         bound.keep(choice, None, (x, x, 256), {})
     assert [config.kwargs["BLOCK"] for _, config, *_ in kept] == [128]
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (Config(params={"BLOCK": 128, "extra": 5}), "extra is no constexpr of the kernel"),
+        (Config(params={"BLOCK_M": 128}), "BLOCK_M is no constexpr of the kernel"),
+        (block(128, num_stages="3"), "num_stages is '3', no number >= 0"),
+        (block(128, num_ctas=0), "num_ctas is 0, no number >= 1"),
+        (block(128, maxnreg=True), "maxnreg is True, no number >= 1"),
+    ],
+    ids=["an argument", "unknown", "text", "too small", "a truth value"],
+)
+def test_a_row_decides_nothing_that_is_no_config_of_the_kernel(
+    config: Config, reason: str, chosen: Callable[..., int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An argument that the call leaves to its default would be another, and torch.compile has nothing else to try."""
+    activate(make_pack(own, make_row(256, config, facts={"extra": "none"})), device=SM_90)
+    x = torch.zeros(256)
+    assert [chosen(own, x, x, 256) for _ in range(2)] == [64, 64]
+    assert own.configs == own.declared.configs
+    assert caplog.text.count(f"is not used: {reason}") == 1
+    assert chosen(own, x, x, 256, 7) == 64
+
+
+def test_a_row_may_leave_the_number_of_registers_to_the_compiler(chosen: Callable[..., int]) -> None:
+    activate(make_pack(own, make_row(256, block(128, maxnreg=None, num_stages=0))), device=SM_90)
+    x = torch.zeros(256)
+    assert chosen(own, x, x, 256) == 128
+
+
+def test_many_configs_are_compared_with_the_declared_ones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pack with thousands cost the first launch seconds."""
+    asked: list[Any] = []
+    stock = triton.Config.all_kwargs
+    monkeypatch.setattr(triton.Config, "all_kwargs", lambda self: asked.append(self) or stock(self))
+    rows = [make_row(16 * i, block(16 * i)) for i in range(1, 201)]
+    activate(make_pack(own, *rows), device=SM_90)
+    assert own.config_for(torch.zeros(256), torch.zeros(256), 256) == block(256)
+    assert len(asked) <= 3 * len(rows)
 
 
 def test_a_dim_that_is_no_scalar_is_a_miss_that_names_it(chosen: Callable[..., int]) -> None:

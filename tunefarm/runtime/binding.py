@@ -27,6 +27,7 @@ from tunefarm.runtime.kernels import (
     tensor_of,
     triton_config,
     triton_version,
+    unfit,
 )
 from tunefarm.runtime.lookup import Shortlist, explain, find, readable, shortlist
 from tunefarm.runtime.quick import Quick, know_nothing, make_quick
@@ -303,21 +304,19 @@ class Binding:
     def _injected(self, configs: Sequence[Config]) -> tuple[Sequence[Any], Mapping[Config, int]]:
         """Declared configs and then the packs', and where those stand; one that is declared keeps place and hook."""
         listed = list(self.stock.configs)
+        declared = [config.all_kwargs() for config in listed]
         hooks = {id(config.pre_hook): config.pre_hook for config in listed}
+        ambiguous = "the declared configs have different pre_hooks, and a pack cannot say which it needs"
         positions: dict[Config, int] = {}
         for config in dict.fromkeys(configs):
-            made = triton_config(config)
-            same = (i for i, other in enumerate(listed) if other.all_kwargs() == made.all_kwargs())
-            position = next(same, len(listed))
-            if position == len(listed):
-                if len(hooks) > 1:
-                    ACTIVE.warn_once(
-                        f"{self.signature.name}: {config} is not used: the declared configs have different pre_hooks, "
-                        "and a pack cannot say which it needs"
-                    )
-                    continue
-                listed.append(triton_config(config, pre_hook=next(iter(hooks.values()))))
-            positions[config] = position
+            made = triton_config(config, pre_hook=next(iter(hooks.values())))
+            same = next((i for i, other in enumerate(declared) if other == made.all_kwargs()), len(listed))
+            is_new = same == len(listed)
+            if reason := unfit(config, self.signature) or (ambiguous if is_new and len(hooks) > 1 else ""):
+                ACTIVE.warn_once(f"{self.signature.name}: {config} is not used: {reason}")
+                continue
+            listed += [made] if is_new else []
+            positions[config] = same
         return listed, positions
 
     # What a trace asks.
