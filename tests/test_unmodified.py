@@ -260,3 +260,21 @@ def test_autotuners_are_adopted_though_somebody_else_watches_them_too(job: Path)
     done = run(job, "-c", WRAPPED, TUNEFARM_PACK="pack.json")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["PackedAutotuner", "Autotuner", "True"]
+
+
+MOVING = """\
+import os, subprocess, sys
+from kernels import tuned
+os.makedirs("elsewhere", exist_ok=True)
+os.chdir("elsewhere")
+subprocess.run([sys.executable, "-c", "from kernels import tuned; print(type(tuned).__name__)"], check=True)
+"""
+
+
+def test_a_job_that_changes_its_folder_keeps_packs_and_reports(job: Path) -> None:
+    (job / "moving.py").write_text(MOVING)
+    done = run(job, "-m", "tunefarm.runtime", "moving.py", TUNEFARM_PACK="pack.json", TUNEFARM_REPORT="moved")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["PackedAutotuner"]
+    assert len(list((job / "moved").glob("*.json"))) == 2
+    assert not list((job / "elsewhere").iterdir())

@@ -201,7 +201,8 @@ def write_report(folder: Path) -> Path:
 def write_at_exit(folder: str) -> None:
     """Writes a report when this process ends. What keeps it from that is logged, now if it shows, and harms nobody."""
     atexit.unregister(_write_quietly)
-    atexit.register(_write_quietly, folder)
+    # The job may be in another folder by then.
+    atexit.register(_write_quietly, folder, Path(folder).absolute())
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -210,9 +211,9 @@ def write_at_exit(folder: str) -> None:
         _tell(folder, error)
 
 
-def _write_quietly(folder: str) -> None:
+def _write_quietly(folder: str, where: Path) -> None:
     try:
-        write_report(Path(folder))
+        write_report(where)
     except OSError as error:
         _tell(folder, error)
 
