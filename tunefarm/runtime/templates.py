@@ -117,7 +117,8 @@ def _failed(gemm: Gemm, offer: Offer, error: Exception) -> None:
 def _listed(op: str, index: int | None) -> Shortlist:
     """The rows for an operation on a device; what is wrong with other tables is said once."""
     place = ACTIVE.generation, op, index
-    if place not in _lists:
+    found = _lists.get(place)
+    if found is None:
         import torch
 
         device = device_at(CURRENT if index is None else index)
@@ -137,8 +138,8 @@ def _listed(op: str, index: int | None) -> Shortlist:
         for message in (*found.notes, *found.refused):
             ACTIVE.warn_once(message)
         ACTIVE.refused[op] = found.refused
-        _lists[place] = found
-    return _lists[place]
+        _lists[place] = found  # which another thread may clear at once
+    return found
 
 
 def _misfit(row: Row, device: Device) -> str:
