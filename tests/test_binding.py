@@ -147,6 +147,27 @@ def test_a_condemned_row_is_launched_for_no_call_any_more(monkeypatch: pytest.Mo
     assert launched == [128, 128, 64, 64]
 
 
+@pytest.mark.parametrize("terms", [{"strict": True}, {"on_miss": "error"}], ids=["strict", "error"])
+def test_where_a_row_must_answer_its_failure_is_the_callers(
+    terms: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not the default's turn: that is what such a job asks not to have."""
+    kernel = tunefarm.autotune(configs=CONFIGS, key=["n"])(foreign.fn)
+    launched: list[int] = []
+
+    def run(*_: Any, BLOCK: int, **__: Any) -> None:
+        launched.append(BLOCK)
+        raise triton.OutOfResources(300, 200, "shared memory")
+
+    monkeypatch.setattr(kernel.fn, "run", run)
+    activate(make_pack(kernel, *LADDER), device=SM_90, **terms)
+    x = torch.zeros(256)
+    with pytest.raises(triton.OutOfResources) as caught:
+        kernel[(1,)](x, x, 256)
+    assert launched == [128]
+    assert "the row n in (128, 362] div16, fp32 (BLOCK=128 num_warps=4)" in caught.value.__notes__[0]
+
+
 def test_a_launch_under_packs_of_before_is_not_kept() -> None:
     kept: list[Any] = []
     bound, x = own.__dict__[BINDING], torch.zeros(256)

@@ -79,6 +79,12 @@ class Active:
         return all(activation.device is not None for activation in self.activations)
 
     @property
+    def is_strict(self) -> bool:
+        """Whether a call that no row answers is an error."""
+        terms = self.terms
+        return terms is not None and (terms.strict or terms.on_miss == "error")
+
+    @property
     def terms(self) -> Activation | None:
         """The latest activation: its word on misses counts."""
         return self.activations[-1] if self.activations else None

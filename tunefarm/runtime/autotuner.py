@@ -14,6 +14,7 @@ from typing import Any
 
 from tunefarm.config import Config
 from tunefarm.errors import UserError
+from tunefarm.runtime.active import ACTIVE
 from tunefarm.runtime.binding import BINDING, Binding
 from tunefarm.runtime.choice import Choice, attempt
 from tunefarm.runtime.kernels import current, jitted, triton_config
@@ -173,7 +174,7 @@ def _obey(tuner: Any, binding: Binding, choice: Choice, args: Sequence[Any], kwa
     if choice.offer is None:
         return launch()
     fall_back = functools.partial(_fall_back, tuner, binding, choice, args, kwargs)
-    return attempt(choice, launch, fall_back, binding.condemn)
+    return attempt(choice, launch, None if ACTIVE.is_strict else fall_back, binding.condemn)
 
 
 def _launch(tuner: Any, config: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

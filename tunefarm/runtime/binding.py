@@ -223,10 +223,10 @@ class Binding:
         return Choice(self.stock.configs[0] if plain else None, None, tally, index, known=bool(listed.offers))
 
     def _miss(self, problem: Problem, listed: Shortlist, reason: str) -> Tally:
-        if (terms := ACTIVE.terms) is None:
+        if ACTIVE.terms is None:
             return Tally()
         reason = reason or explain(listed.offers, listed.refused, problem, self.signature.specialised)
-        if terms.strict or terms.on_miss == "error":
+        if ACTIVE.is_strict:
             raise MissError(
                 f"no row of the active packs answers {self.signature.name} with {problem.key}\n{reason}\n",
                 hint="tune this problem, or activate without strict and on_miss='error'",

@@ -64,7 +64,7 @@ class Ties:
 def attempt(
     choice: Choice,
     launch: Callable[[], Any],
-    fall_back: Callable[[], Any],
+    fall_back: Callable[[], Any] | None,
     condemn: Callable[[Choice, Exception], None],
 ) -> Any:
     """Launches with a row's config; the first time with what the call falls back on at hand.
@@ -75,7 +75,7 @@ def attempt(
     Args:
         choice: a row's.
         launch: with the row's config.
-        fall_back: launches without it.
+        fall_back: launches without it; None where nothing but a row may answer.
         condemn: is told of a row that failed.
     """
     if choice.proven:
@@ -83,6 +83,11 @@ def attempt(
     try:
         launched = launch()
     except Exception as e:
+        if fall_back is None:
+            assert choice.offer is not None
+            row = choice.offer.row
+            e.add_note(f"tunefarm launched with the row {row.match.label} ({row.config}), and strictly so")
+            raise
         launched = fall_back()
         condemn(choice, e)
         return launched

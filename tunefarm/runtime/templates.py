@@ -98,8 +98,7 @@ def _answer(gemm: Gemm, index: int | None, counts: bool) -> Answer | None:
 
 def _missed(gemm: Gemm, reason: str) -> None:
     ACTIVE.miss(gemm.op, gemm.problem, reason).graphs += 1
-    terms = ACTIVE.terms
-    if terms is not None and (terms.strict or terms.on_miss == "error"):
+    if ACTIVE.is_strict:
         raise MissError(f"no row of the active packs is for {gemm.op} {gemm.problem.key}\n{reason}",
                         hint="sweep this product, or activate with on_miss='stock'")  # fmt: skip
 
