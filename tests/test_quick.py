@@ -227,6 +227,9 @@ def test_hooks_of_profilers_are_called_by_the_long_way() -> None:
         debugged = make_quick()
         kept(debugged, FIRST)
         assert debugged.forms == (know_nothing,)
+    with knobs.compilation.scope():
+        knobs.compilation.instrumentation_mode = "consan"
+        assert launch(quick, FIRST) is UNKNOWN
     assert launch(quick, FIRST) is compiled
 
 

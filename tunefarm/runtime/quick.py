@@ -164,6 +164,7 @@ class Quick:
             "_tf_tensors": frozenset((torch.Tensor, torch.nn.Parameter)), "_tf_active": ACTIVE,
             "_tf_device": torch._C._cuda_getDevice, "_tf_stream": driver.active.get_current_stream,
             "_tf_settings": vars(runtime), "_tf_settings_then": dict(vars(runtime)),
+            "_tf_compiling": vars(knobs.compilation), "_tf_compiling_then": dict(vars(knobs.compilation)),
             "_tf_pre_run": self.tuner.fn.pre_run_hooks,
             "_tf_enter": runtime.launch_enter_hook, "_tf_leave": runtime.launch_exit_hook,
             "_tf_used": used, "_tf_changed": lambda: any(g.get(name) != v for (name, _), (v, g) in used.items()),
@@ -172,7 +173,8 @@ class Quick:
         key: list[str] = []
         guards = [
             "_tf_rest", f"_tf_active.generation != {self.generation}", "_tf_used and _tf_changed()",
-            "_tf_pre_run", "_tf_settings != _tf_settings_then", "_tf_enter.calls", "_tf_leave.calls",
+            "_tf_pre_run", "_tf_settings != _tf_settings_then", "_tf_compiling != _tf_compiling_then",
+            "_tf_enter.calls", "_tf_leave.calls",
         ]  # fmt: skip
         for name, kind in kinds:
             optional = bool(parameters) and "=" in parameters[-1]
