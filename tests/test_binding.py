@@ -184,6 +184,19 @@ def test_a_launch_under_packs_of_before_is_not_kept() -> None:
     assert [config.kwargs["BLOCK"] for _, config, *_ in kept] == [128]
 
 
+def test_a_row_that_failed_meanwhile_is_not_kept() -> None:
+    kernel, kept = tunefarm.autotune(configs=CONFIGS, key=["n"])(foreign.fn), []
+    bound, x = kernel.__dict__[BINDING], torch.zeros(256)
+    activate(make_pack(kernel, *LADDER), device=SM_90)
+    choice = bound.choose((x, x, 256), {})
+    choice.index, choice.proven = 0, True
+    bound.condemn(choice, ValueError())
+    bound.choose((x, x, 512), {})
+    bound.quick = SimpleNamespace(generation=choice.generation, keep=lambda *a: kept.append(a), forms=())
+    bound.keep(choice, None, (x, x, 256), {})
+    assert kept == []
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [

@@ -187,6 +187,8 @@ class Binding:
             return
         if kwargs.get("warmup") or not (choice.proven or choice.offer is None):
             return
+        if self._bad and choice.offer is not None and choice.offer.row in self._bad:
+            return  # It went well here, and failed in another thread.
         values = {**dict(zip(self.signature.arguments, args, strict=False)), **kwargs}
         values.pop("grid", None), values.pop("warmup", None)
         quick.keep(values, choice.config, launched, choice.tally, choice.index)
