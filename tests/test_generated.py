@@ -356,7 +356,8 @@ def test_a_block_below_what_the_kernels_text_needs_is_not_used(said: str, caplog
     assert caplog.text.count("too small: the kernel's text needs XBLOCK >= 64") == 1
     (miss,) = tunefarm.report().misses
     assert (miss.graphs, "XBLOCK >= 64" in miss.reason) == (2, True)
-    assert generated._asked("triton_poi_fused_add_7", SOURCE) != SOURCE
+    # Inductor cannot tell it from that one: a hit would be a lie.
+    assert generated._asked("triton_poi_fused_add_7", SOURCE) == SOURCE
 
 
 def test_a_row_that_one_thread_withdraws_is_not_put_back_by_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,4 +215,7 @@ def _why_not(offer: Offer, head: str) -> str:
     if _is_mixed(config) and pinned(head, sizes) is None:
         return f"{config} is for another {SPLIT}, which this kernel's host code has fixed"
     small = [f"{name} >= {least}" for name, least in least_blocks(head).items() if sizes.get(name, least) < least]
-    return f"{config} is too small: the kernel's text needs {', '.join(small)}" if small else ""
+    if small:
+        return f"{config} is too small: the kernel's text needs {', '.join(small)}"
+    withdrawn = not _is_mixed(config) and offer.table.source_hash not in _ours
+    return f"{config} is not used any more: another kernel of this text needs larger blocks" if withdrawn else ""
