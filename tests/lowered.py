@@ -96,8 +96,10 @@ def _dense(size: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(size[i + 1 :]) for i in range(len(size)))
 
 
-def pack_of(*rows: tuple[Gemm, Config], torch_version: str = "", source: str = "", device: Device = H200) -> Pack:
-    """A pack of rows for Inductor, as if they had been measured under this torch or another."""
+def pack_of(
+    *rows: tuple[Gemm, Config], torch_version: str = "", triton: str = "", source: str = "", device: Device = H200
+) -> Pack:
+    """A pack of rows for Inductor, as if they had been measured under this torch and Triton or others."""
     import torch
 
     torch_version = torch_version or public(torch.__version__)
@@ -109,7 +111,7 @@ def pack_of(*rows: tuple[Gemm, Config], torch_version: str = "", source: str = "
     for op in dict.fromkeys(gemm.op for gemm, _ in rows):
         text = source or template_hash(op)
         parts = FrozenMap[Any](
-            source_hash=text, backend_options=FrozenMap(), triton=triton_version(), torch=torch_version,
+            source_hash=text, backend_options=FrozenMap(), triton=triton or triton_version(), torch=torch_version,
             capability=device.arch,
         )  # fmt: skip
         made = tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import triton
 from runtime_kernels import CONFIGS, LADDER, SM_90, block, foreign, make_pack, make_row, own
 
 import tunefarm
+from tunefarm.config import Config
 from tunefarm.errors import MissError
 from tunefarm.runtime import binding
 from tunefarm.runtime.activation import activate, deactivate, install
@@ -67,10 +69,11 @@ def test_tf_078_a_thousand_lengths_take_one_config_a_range_and_no_benchmark(
 def test_a_redeclared_kernel_repeats_no_launch_of_before(chosen: Callable[..., int]) -> None:
     again = tunefarm.autotune(configs=CONFIGS, key=["n"])(foreign.fn)
     again.__dict__[BINDING].forms = (lambda *_, **__: "as before",)
-    x = torch.zeros(256)
-    assert again[(1,)](x, x, 256) == "as before"
+    x, launch = torch.zeros(256), again[(1,)]
+    assert launch(x, x, 256) == "as before"
     again.configs = CONFIGS[1:]
     assert chosen(again, x, x, 256) == 32
+    assert launch(x, x, 256) != "as before"
 
 
 def test_packs_that_change_while_a_call_is_decided_are_seen_by_the_next(
@@ -93,6 +96,78 @@ def test_packs_that_change_while_a_call_is_decided_are_seen_by_the_next(
     assert chosen(own, x, x, 512) == 64
 
 
+def test_a_call_that_is_decided_while_packs_change_costs_later_ones_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two threads: one had begun before another pack came, the other is tying the kernel to it meanwhile."""
+    x, asking, tying = torch.zeros(256), binding.problem_of, binding.triton_config
+    asks, may_ask, ties, may_tie = (threading.Event() for _ in range(4))
+
+    def slow(stock: Any, begun: threading.Event, may_go_on: threading.Event) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            begun.set()
+            assert may_go_on.wait(60)
+            return stock(*args, **kwargs)
+
+        return call
+
+    activate(make_pack(own, make_row(256, block(128))), device=SM_90)
+    assert own.config_for(x, x, 256) == block(128)
+    monkeypatch.setattr(binding, "problem_of", slow(asking, asks, may_ask))
+    early = threading.Thread(target=own.config_for, args=(x, x, 512))
+    early.start()
+    assert asks.wait(60)
+    activate(make_pack(own, make_row(512, block(256))), device=SM_90)
+    monkeypatch.setattr(binding, "triton_config", slow(tying, ties, may_tie))
+    late = threading.Thread(target=own.config_for, args=(x, x, 512))
+    late.start()
+    assert ties.wait(60)
+    may_ask.set()
+    early.join()
+    may_tie.set()
+    late.join()
+    assert own.config_for(x, x, 512) == block(256)
+
+
+def test_a_condemned_row_is_launched_for_no_call_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor for one that went well with it before: what is kept is forgotten."""
+    kernel = tunefarm.autotune(configs=CONFIGS, key=["n"])(foreign.fn)
+    launched: list[int] = []
+
+    def run(_x: Any, _y: Any, n: int, *, BLOCK: int, **_: Any) -> None:
+        launched.append(BLOCK)
+        if (n, BLOCK) == (320, 128):
+            raise triton.OutOfResources(300, 200, "shared memory")
+
+    monkeypatch.setattr(kernel.fn, "run", run)
+    activate(make_pack(kernel, *LADDER), device=SM_90)
+    x = torch.zeros(320)
+    kernel[(1,)](x, x, 256)
+    kernel.__dict__[BINDING].forms = (lambda *_, **__: launched.append(128),)
+    kernel.run(x, x, 320, grid=(1,), warmup=False)
+    kernel[(1,)](x, x, 256)
+    assert launched == [128, 128, 64, 64]
+
+
+@pytest.mark.parametrize("terms", [{"strict": True}, {"on_miss": "error"}], ids=["strict", "error"])
+def test_where_a_row_must_answer_its_failure_is_the_callers(
+    terms: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not the default's turn: that is what such a job asks not to have."""
+    kernel = tunefarm.autotune(configs=CONFIGS, key=["n"])(foreign.fn)
+    launched: list[int] = []
+
+    def run(*_: Any, BLOCK: int, **__: Any) -> None:
+        launched.append(BLOCK)
+        raise triton.OutOfResources(300, 200, "shared memory")
+
+    monkeypatch.setattr(kernel.fn, "run", run)
+    activate(make_pack(kernel, *LADDER), device=SM_90, **terms)
+    x = torch.zeros(256)
+    with pytest.raises(triton.OutOfResources) as caught:
+        kernel[(1,)](x, x, 256)
+    assert launched == [128]
+    assert "the row n in (128, 362] div16, fp32 (BLOCK=128 num_warps=4)" in caught.value.__notes__[0]
+
+
 def test_a_launch_under_packs_of_before_is_not_kept() -> None:
     kept: list[Any] = []
     bound, x = own.__dict__[BINDING], torch.zeros(256)
@@ -107,6 +182,59 @@ def test_a_launch_under_packs_of_before_is_not_kept() -> None:
         bound.quick = quick
         bound.keep(choice, None, (x, x, 256), {})
     assert [config.kwargs["BLOCK"] for _, config, *_ in kept] == [128]
+
+
+def test_a_row_that_failed_meanwhile_is_not_kept() -> None:
+    kernel, kept = tunefarm.autotune(configs=CONFIGS, key=["n"])(foreign.fn), []
+    bound, x = kernel.__dict__[BINDING], torch.zeros(256)
+    activate(make_pack(kernel, *LADDER), device=SM_90)
+    choice = bound.choose((x, x, 256), {})
+    choice.index, choice.proven = 0, True
+    bound.condemn(choice, ValueError())
+    bound.choose((x, x, 512), {})
+    bound.quick = SimpleNamespace(generation=choice.generation, keep=lambda *a: kept.append(a), forms=())
+    bound.keep(choice, None, (x, x, 256), {})
+    assert kept == []
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (Config(params={"BLOCK": 128, "extra": 5}), "extra is no constexpr of the kernel"),
+        (Config(params={"BLOCK_M": 128}), "BLOCK_M is no constexpr of the kernel"),
+        (block(128, num_stages="3"), "num_stages is '3', no number >= 0"),
+        (block(128, num_ctas=0), "num_ctas is 0, no number >= 1"),
+        (block(128, maxnreg=True), "maxnreg is True, no number >= 1"),
+    ],
+    ids=["an argument", "unknown", "text", "too small", "a truth value"],
+)
+def test_a_row_decides_nothing_that_is_no_config_of_the_kernel(
+    config: Config, reason: str, chosen: Callable[..., int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An argument that the call leaves to its default would be another, and torch.compile has nothing else to try."""
+    activate(make_pack(own, make_row(256, config, facts={"extra": "none"})), device=SM_90)
+    x = torch.zeros(256)
+    assert [chosen(own, x, x, 256) for _ in range(2)] == [64, 64]
+    assert own.configs == own.declared.configs
+    assert caplog.text.count(f"is not used: {reason}") == 1
+    assert chosen(own, x, x, 256, 7) == 64
+
+
+def test_a_row_may_leave_the_number_of_registers_to_the_compiler(chosen: Callable[..., int]) -> None:
+    activate(make_pack(own, make_row(256, block(128, maxnreg=None, num_stages=0))), device=SM_90)
+    x = torch.zeros(256)
+    assert chosen(own, x, x, 256) == 128
+
+
+def test_many_configs_are_compared_with_the_declared_ones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pack with thousands cost the first launch seconds."""
+    asked: list[Any] = []
+    stock = triton.Config.all_kwargs
+    monkeypatch.setattr(triton.Config, "all_kwargs", lambda self: asked.append(self) or stock(self))
+    rows = [make_row(16 * i, block(16 * i)) for i in range(1, 201)]
+    activate(make_pack(own, *rows), device=SM_90)
+    assert own.config_for(torch.zeros(256), torch.zeros(256), 256) == block(256)
+    assert len(asked) <= 3 * len(rows)
 
 
 def test_a_dim_that_is_no_scalar_is_a_miss_that_names_it(chosen: Callable[..., int]) -> None:

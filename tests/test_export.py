@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from farm import GPU, write_experiment
+from test_pack import make_table
 
+from tunefarm.cli.exporting import find_incumbents
+from tunefarm.cli.opening import open_experiment
 from tunefarm.config import Config
 from tunefarm.device import Device, nominal
 from tunefarm.errors import PackError, UserError
-from tunefarm.export import export, update, write_export
+from tunefarm.export import export, match_of, update, write_export
 from tunefarm.frozen import FrozenMap
-from tunefarm.pack import Code, Pack, Table, dumps
+from tunefarm.pack import Code, Pack, Row, Table, dumps, seal
 from tunefarm.pack_reader import load_pack
+from tunefarm.plan import Target, plan
 from tunefarm.problem import Problem
 from tunefarm.runtime.lookup import Activation, find, shortlist
 from tunefarm.study import Status, Study, StudyResult
@@ -245,3 +250,23 @@ def test_rows_tell_the_code_that_was_timed_and_no_other() -> None:
     ):  # fmt: skip
         (table,) = export([result], **terms, triton=triton).tables
         assert [row.code for row in table.rows] == [code]
+
+
+def test_an_incumbent_is_a_row_of_this_kernel_at_this_problem(tmp_path: Path) -> None:
+    """Not one of another kernel whose arguments are called alike, nor of calls of other alignment."""
+    resolved = open_experiment(write_experiment(tmp_path))
+    (study, *_) = plan(resolved, [Target(device=GPU)])
+    problem, config = study.study.problem, study.candidates[0]
+    kernel, source, _ = resolved.workload.packed_as
+    row = Row(match=match_of(problem), measured_at=problem.dims, config=config, median_ms=1.0, interval_ms=(0.9, 1.1))
+    other_facts = {name: fact for name, fact in row.match.facts.items() if name not in problem.dtypes}
+    unaligned = replace(row, match=replace(row.match, facts=FrozenMap(other_facts)))
+    table = make_table(row, kernel=kernel, device=GPU, source_hash=source)
+
+    def incumbents(**changes: Any) -> dict[str, Config]:
+        pack = seal(Pack(tables=(replace(table, **changes),)))
+        return find_incumbents(pack, resolved.workload, [study])
+
+    assert incumbents() == incumbents(source_hash="0" * 64) == {study.study.key: config}
+    assert incumbents(kernel="other") == incumbents(layer=3) == incumbents(rows=(unaligned,)) == {}
+    assert find_incumbents(None, resolved.workload, [study]) == find_incumbents(None, None, [study]) == {}

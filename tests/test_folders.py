@@ -7,10 +7,17 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from farm import write_experiment
 
 from tunefarm.cli import folders
 from tunefarm.cli.folders import store_folder, unpack_all
+from tunefarm.cli.opening import open_experiment
+from tunefarm.cli.order import ledger_file
+from tunefarm.document import write_atomic
 from tunefarm.errors import InfrastructureError
+from tunefarm.frozen import FrozenMap
+from tunefarm.inductor.kernel import Generated
+from tunefarm.shards import WHOLE
 
 
 @pytest.fixture
@@ -54,3 +61,29 @@ def test_a_disk_that_is_nearly_full_is_said_at_the_start(
     store_folder()
     (said,) = [record.getMessage() for record in caplog.records if "GiB free" in record.getMessage()]
     assert said.startswith(f"{tmp_path} has only ")
+
+
+def test_tf_089_a_long_name_is_cut_and_stays_its_own(tmp_path: Path) -> None:
+    """The folder can be made, and the ledger in it; whole names stand inside."""
+    found = [
+        ledger_file(tmp_path, open_experiment(write_experiment(tmp_path, name=name)).experiment, WHOLE)
+        for name in ("x" * 300, "x" * 301, "softmax")
+    ]
+    for path in found:
+        write_atomic(path, b"")
+    assert len(set(found)) == 3
+    assert found[2] == tmp_path / "softmax" / "ledger.jsonl"
+    assert {len(path.parent.name) for path in found[:2]} == {180}
+
+
+def test_tf_089_a_generated_kernel_s_files_can_be_written_whatever_is_fused_in_it() -> None:
+    name = "triton_red_fused_" + "_native_layer_norm_backward" * 10
+    first, second = (
+        Generated(
+            name=name, key=key * 32, heuristic="reduction", text="", buffers=FrozenMap(), scalars=FrozenMap(),
+            blocks=(), numels=FrozenMap(), mutated=(), grid="Grid1D", meta={}, max_block={},
+        )
+        for key in ("ab", "cd")
+    )  # fmt: skip
+    assert len(first.module) < 180
+    assert first.module != second.module

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from farm import GPU, environment, play, tunefarm
-from lowered import lower
+from lowered import H200, lower, pack_of
 
 from tunefarm import choosing, landscape
 from tunefarm.bench.worker import BuildRequest, build
@@ -34,6 +34,8 @@ from tunefarm.inductor.rendering import FORMS, render, template_text
 from tunefarm.landscape import Entry, Landscape, Recorded
 from tunefarm.pack_reader import load_pack
 from tunefarm.plan import Target, plan
+from tunefarm.runtime.activation import activate, deactivate
+from tunefarm.runtime.reporting import write_report
 from tunefarm.source import source_hash
 from tunefarm.study import Status
 from tunefarm.trial import Outcome
@@ -336,6 +338,32 @@ def test_a_sweep_writes_rows_for_inductor(tmp_path: Path, calls: Counter[Gemm], 
     (row,) = table.rows
     assert row.default == LIBRARY
     assert row.match.dims == of(calls, "mm").problem.dims
+    checked = tunefarm("pack", "check", "pack.json", path.name, "--meter=replay", "--fleet=inline", folder=tmp_path,
+                       store=store)  # fmt: skip
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert checked.stdout.splitlines()[-1] == "pack.json: 1 row: 1 ok"
+    assert "has changed" not in checked.stdout
+    renewed = tunefarm("pack", "revalidate", "pack.json", path.name, "--meter=replay", "--fleet=inline",
+                       folder=tmp_path, store=store)  # fmt: skip
+    assert renewed.returncode == 1, renewed.stdout + renewed.stderr
+    assert "left" in renewed.stdout
+    assert "rows for Inductor are for one release of torch: sweep them again" in renewed.stdout
+
+
+def test_a_product_that_a_job_missed_becomes_a_problem(
+    tmp_path: Path, calls: Counter[Gemm], written: Written, store: Path
+) -> None:
+    activate(pack_of((of(calls, "mm"), LIBRARY)), device=H200)
+    for _ in range(3):
+        lower(aten.mm.default, ((64, 96), BF16), ((96, 32), BF16, (1, 96)))
+    write_report(tmp_path / "reports")
+    deactivate()
+    (path,) = (path for path in written.experiments if path.stem == "mm")
+    done = tunefarm("misses", "reports", "-e", path, "-o", "missed.yaml", folder=tmp_path, store=store)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (problem,) = open_experiment(tmp_path / "missed.yaml").experiment.problems
+    sizes = {"M": 64, "N": 32, "K": 96, "stride_am": 96, "stride_ak": 1, "stride_bk": 1, "stride_bn": 96}
+    assert (dict(problem.variables), problem.weight) == ({**sizes, "dtype": "bf16"}, 3)
 
 
 def test_a_latest_chooser_answers_and_leaves_the_word_to_the_one_before() -> None:

@@ -29,6 +29,7 @@ from tunefarm.pack import Match, Pack, Provenance, Row, Table, dumps, seal
 from tunefarm.pack_reader import parse_pack
 from tunefarm.runtime import generated
 from tunefarm.runtime.activation import activate, deactivate
+from tunefarm.settings import default
 
 H100, A100 = nominal("sm_90"), nominal("sm_80")
 SOURCE = """\
@@ -355,7 +356,35 @@ def test_a_block_below_what_the_kernels_text_needs_is_not_used(said: str, caplog
     assert caplog.text.count("too small: the kernel's text needs XBLOCK >= 64") == 1
     (miss,) = tunefarm.report().misses
     assert (miss.graphs, "XBLOCK >= 64" in miss.reason) == (2, True)
-    assert generated._asked("triton_poi_fused_add_7", SOURCE) != SOURCE
+    # Inductor cannot tell it from that one: a hit would be a lie.
+    assert generated._asked("triton_poi_fused_add_7", SOURCE) == SOURCE
+
+
+def test_a_row_that_one_thread_withdraws_is_not_put_back_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is at that moment putting another pack's rows beside those that were there."""
+    needing = SOURCE.replace("inductor_meta={", "inductor_meta={'min_xblock': 64, ")
+    stock, putting, withdrawn = generated.set_default, threading.Event(), threading.Event()
+
+    def slow(name: str, value: Any) -> None:
+        if threading.current_thread() is late and not putting.is_set():
+            putting.set()
+            withdrawn.wait(0.5)  # which does not come while the other has to wait
+        stock(name, value)
+
+    def withdraw() -> None:
+        assert generated._asked("triton_poi_fused_add_7", needing) == needing
+        withdrawn.set()
+
+    activate(pack(table(block=32)), device=H100)
+    late = threading.Thread(target=activate, args=(pack(table(key="0" * 64)),), kwargs={"device": H100})
+    early = threading.Thread(target=withdraw)
+    monkeypatch.setattr(generated, "set_default", slow)
+    late.start()
+    assert putting.wait(60)
+    early.start()
+    late.join()
+    early.join()
+    assert default("autotune_lookup_table").keys() == {"0" * 64}
 
 
 def test_a_scan_has_room_for_no_smaller_blocks_than_it_was_made_for():

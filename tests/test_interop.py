@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,32 @@ def test_a_moe_table_that_is_exported_is_the_file_that_was_imported(tmp_path: Pa
     assert written == {k: v for k, v in MOE.items() if tool == "vllm" or k != "triton_version"}
     with pytest.raises(UserError, match="--set E=8"):
         run("export", str(tmp_path / "pack.json"), "--to", tool, "-o", str(tmp_path), *words[:6])
+
+
+def test_tf_075_rows_that_differ_in_what_a_moe_table_does_not_say_are_not_mixed(tmp_path: Path) -> None:
+    """What follows from the number of tokens is no such thing."""
+    pack, _ = imported(tmp_path / MOE_NAME, MOE, "vllm", *MOE_WORDS)
+    words = "--to", "vllm", "-o", str(tmp_path), "--dim", "M=tokens", "--dim", "E=", "--dim", "N=N", "--set", "E=8"
+
+    def exported(change: Callable[[Row, int], Row]) -> str:
+        rows = tuple(change(row, number) for number, row in enumerate(pack.tables[0].rows))
+        changed = tmp_path / "changed.json"
+        changed.write_text(dumps(seal(Pack(tables=(replace(pack.tables[0], rows=rows),)))))
+        return run("export", str(changed), *words)
+
+    def with_dim(name: str, value: int, row: Row) -> Row:
+        return replace(row, measured_at=FrozenMap({**row.measured_at, name: value}))
+
+    with pytest.raises(UserError, match="rows of fused_moe differ in K, which the file does not say"):
+        exported(lambda row, number: with_dim("K", 6144 + 1024 * number, row))
+    with pytest.raises(UserError, match="differ in a_ptr"):
+        exported(
+            lambda row, number: replace(
+                row, match=replace(row.match, dtypes=FrozenMap(a_ptr=("fp16", "bf16", "bf16")[number]))
+            )
+        )
+    assert "3 rows" in exported(lambda row, _: with_dim("K", 7168, row))
+    assert "3 rows" in exported(lambda row, _: with_dim("slots", 2 * int(row.measured_at["tokens"] or 0), row))
 
 
 # ---- Triton's cache, flash-linear-attention ----

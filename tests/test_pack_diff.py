@@ -77,6 +77,7 @@ def test_whatever_changes_the_digest_is_shown(change: dict[str, Any]) -> None:
     old, new = packed(TABLE), packed(make_table(ROWS[0], replace(ROWS[1], **change), ROWS[2]))
     assert old.digest != new.digest
     assert diff(old, new)[0].rows
+    assert diff(old, packed(replace(TABLE, layer=3)))[0].changes[0].name == "layer"
     for device in (replace(TABLE.device, memory_bytes=1), replace(TABLE.device, live=True)):
         assert diff(old, packed(replace(TABLE, device=device)))[0].changes
 

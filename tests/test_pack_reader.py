@@ -117,6 +117,19 @@ def rows_of(change: Callable[[list[str]], list[str]]) -> str:
         (lambda rows: ["[" * 40 + "]" * 40, rows[1]], "nested deeper"),
         (lambda rows: ["", rows[1]], "is not valid JSON"),
         (lambda rows: ["3", rows[1]], r"rows\[0\]"),
+        (
+            lambda rows: [rows[0], rows[1].replace('"median_ms":0.25', '"median_ms":0')],
+            r"median_ms: is 0, which nothing",
+        ),
+        (
+            lambda rows: [rows[0].replace('"gain":2.0', f'"gain":{10**400}'), rows[1]],
+            "gain: is an integer of 1329 bits",
+        ),
+        (
+            lambda rows: [rows[0], rows[1].replace('at":{"k":64,"n":64', f'at":{{"k":64,"n":{10**400}')],
+            r"measured_at\.n: is an integer",
+        ),
+        (lambda rows: [rows[0].replace("[8,45]", f"[8,{10**400}]"), rows[1]], r"match\.dims\.n: is an integer of"),
     ],
 )
 def test_rows_that_no_release_writes_are_refused_though_their_digest_is_right(

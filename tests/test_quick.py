@@ -66,9 +66,13 @@ class Machine:
     def __init__(self) -> None:
         self.index = -1  # what tensors on the CPU say of their device
         self.active = self
+        self.target = GPUTarget("cuda", 90, 32)
 
     def get_current_stream(self, index: int) -> str:
         return f"stream of {index}"
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
 
 
 @pytest.fixture(autouse=True)
@@ -223,6 +227,9 @@ def test_hooks_of_profilers_are_called_by_the_long_way() -> None:
         debugged = make_quick()
         kept(debugged, FIRST)
         assert debugged.forms == (know_nothing,)
+    with knobs.compilation.scope():
+        knobs.compilation.instrumentation_mode = "consan"
+        assert launch(quick, FIRST) is UNKNOWN
     assert launch(quick, FIRST) is compiled
 
 
@@ -251,6 +258,14 @@ def test_what_cannot_be_told_by_its_arguments_is_not_kept() -> None:
         quick = make_quick()
         quick.keep(values, with_config, compiled, Tally(), -1)
         assert quick.forms == (know_nothing,)
+
+
+def test_what_other_backends_compile_in_is_left_to_triton(machine: Machine) -> None:
+    """AMD's makes another kernel for tensors of 2 GiB, whose offsets do not fit where a smaller one has them."""
+    machine.target = GPUTarget("hip", "gfx942", 64)
+    quick = make_quick()
+    kept(quick, FIRST)
+    assert quick.forms == (know_nothing,)
 
 
 def test_kinds_and_forms_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,6 +154,15 @@ def test_ranks_differ_in_what_they_would_do(world: World, files: dict[str, str])
     assert "ranks differ in on_disagreement: rank 0: rank0; ranks 1-2: error" in only(found, "error")
 
 
+def test_ranks_would_use_one_pack_differently(world: World, files: dict[str, str]) -> None:
+    """By the stretched range of a row on one of them, say, where others take the default."""
+    terms: list[dict[str, Any]] = [{"on_miss": "nearest"}, *({"on_miss": "default"} for _ in world.ranks[1:])]
+    error = only(world.activate(*({"source": files["new"], **each} for each in terms)), "error")
+    assert (
+        "ranks differ in their terms: rank 0: on_miss='nearest', strict=False, allow_replayed=False; ranks 1-2" in error
+    )
+
+
 def test_a_process_outside_the_group_is_told(world: World, files: dict[str, str]) -> None:
     assert "this process is not in the group" in only(told(world, files["new"], files["new"], group="other"), "error")
 

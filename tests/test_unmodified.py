@@ -236,3 +236,45 @@ def test_compiled_and_derived_autotuners_obey(job: Path) -> None:
     done = run(job, "-m", "tunefarm.runtime", "compiled.py", TUNEFARM_PACK="pack.json")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["PackedDerived True", "[[64], [64]]"]
+
+
+WRAPPED = """\
+import functools
+from triton.runtime.autotuner import Autotuner
+stock = Autotuner.__init__
+
+@functools.wraps(stock)
+def timed(self, *args, **kwargs):
+    stock(self, *args, **kwargs)
+
+Autotuner.__init__ = timed
+from tunefarm.runtime.__main__ import follow
+follow()
+follow()
+from kernels import other, tuned
+print(type(tuned).__name__, type(other).__name__, Autotuner.__init__.__wrapped__ is timed)
+"""
+
+
+def test_autotuners_are_adopted_though_somebody_else_watches_them_too(job: Path) -> None:
+    done = run(job, "-c", WRAPPED, TUNEFARM_PACK="pack.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["PackedAutotuner", "Autotuner", "True"]
+
+
+MOVING = """\
+import os, subprocess, sys
+from kernels import tuned
+os.makedirs("elsewhere", exist_ok=True)
+os.chdir("elsewhere")
+subprocess.run([sys.executable, "-c", "from kernels import tuned; print(type(tuned).__name__)"], check=True)
+"""
+
+
+def test_a_job_that_changes_its_folder_keeps_packs_and_reports(job: Path) -> None:
+    (job / "moving.py").write_text(MOVING)
+    done = run(job, "-m", "tunefarm.runtime", "moving.py", TUNEFARM_PACK="pack.json", TUNEFARM_REPORT="moved")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["PackedAutotuner"]
+    assert len(list((job / "moved").glob("*.json"))) == 2
+    assert not list((job / "elsewhere").iterdir())

@@ -31,11 +31,16 @@ def row(n: int, lo: int, hi: int, **params: Any) -> Row:
     return replace(made, match=replace(made.match, facts=FrozenMap(n="div16", x="div16", y="div16")))
 
 
-def reply(*tables: Table, device: Any = H100, source_hash: str = "", triton: str = "", **call: str) -> Reply:
+def reply(
+    *tables: Table, device: Any = H100, source_hash: str = "", triton: str = "", layer: int = 0, torch: str = "",
+    **call: str,
+) -> Reply:  # fmt: skip
     strict, replayed = "strict" in call, "replayed" in call
     arguments = {name: value for name, value in call.items() if name not in ("strict", "replayed")}
     activation = Activation(pack=seal(Pack(tables=tables)), label="p.json", strict=strict, allow_replayed=replayed)
-    here, asked = here_of(activation, "k", device, source_hash=source_hash, triton=triton)
+    here, asked = here_of(
+        activation, "k", device, source_hash=source_hash, triton=triton, layer=layer, torch=torch
+    )  # fmt: skip
     return ask(activation, here, asked, {"k": "64", **arguments}, set())
 
 
@@ -107,6 +112,24 @@ def test_tf_071_another_triton_is_noted_or_refused() -> None:
     sources = make_table(row(16, 0, 32), source_hash="t" * 64)
     with pytest.raises(UserError, match="--source-hash"):
         reply(NEAR, sources, n="16")
+
+
+def test_inductors_tables_are_asked_as_inductor_asks_them() -> None:
+    """Under one release of torch; for a generated kernel whatever its sizes are, as its text holds them."""
+    parts = FrozenMap({**NEAR.key_parts, "torch": "2.11.0"})
+    template = make_table(row(1024, 512, 2048), layer=2, key_parts=parts)
+    assert reply(template, n="1024").offer is not None
+    assert reply(template, n="4096").offer is None
+    assert reply(template, n="1024", torch="2.11.0+cu130").offer is not None
+    assert "here is 2.13.0" in reply(template, n="1024", torch="2.13.0").listed.refused[0]
+    assert reply(replace(template, layer=3)).offer is not None
+    own = make_table(row(1024, 512, 2048, BLOCK=1))
+    with pytest.raises(UserError, match=r"tables of k differ: 1, 2 .*--layer"):
+        reply(own, template, n="1024")
+    for layer, block in ((1, 1), (2, 1024)):
+        found = reply(own, template, n="1024", layer=layer).offer
+        assert found is not None
+        assert found.row.config.params["BLOCK"] == block
 
 
 # ---- the command ----

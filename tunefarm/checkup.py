@@ -86,23 +86,20 @@ class Site:
     Attributes:
         errands: who builds and measures.
         studies: its problems on the devices that are here.
+        packed_as: name, source hash and layer under which packs keep its rows.
     """
 
     errands: Errands
     studies: tuple[PlannedStudy, ...]
-
-    @property
-    def kernel(self) -> str:
-        """The kernel it launches."""
-        return self.errands.resolved.workload.signature.kernel
+    packed_as: tuple[str, str, int]
 
     def packs(self, table: Table) -> bool:
         """Whether a table is of its kernel, perhaps of another edition.
 
         Inductor names many kernels alike: those of one text are meant.
         """
-        _, source, layer = self.errands.resolved.workload.packed_as
-        return (table.kernel, table.layer) == (self.kernel, layer) and (layer == 1 or table.source_hash == source)
+        name, source, layer = self.packed_as
+        return (table.kernel, table.layer) == (name, layer) and (layer == 1 or table.source_hash == source)
 
 
 def find_study(table: Table, row: Row, sites: Sequence[Site]) -> tuple[Site, PlannedStudy] | str:
@@ -161,10 +158,12 @@ def open_sites(
     """
     sites = []
     for resolved in experiments:
-        wanted = {t.device.key for t in tables if t.kernel == resolved.workload.signature.kernel}
+        name, source, layer = resolved.workload.packed_as
+        wanted = {t.device.key for t in tables if (t.kernel, t.layer) == (name, layer)}
         targets = [t for t in choose_targets(resolved.experiment, live, meter) if t.meter and t.device.key in wanted]
         errands = Errands(resolved=resolved, dispatch=dispatch, board=BuildBoard(resolved, store), advance=advance)
-        sites.append(Site(errands=errands, studies=tuple(plan(resolved, targets))))
+        studies = tuple(plan(resolved, targets))
+        sites.append(Site(errands=errands, studies=studies, packed_as=(name, source, layer)))
     return sites
 
 

@@ -23,16 +23,30 @@ _KEY = "__torchinductor_choices_of_tunefarm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answer:
+    """What is used for a product.
+
+    Attributes:
+        config: of its template, or `LIBRARY` for the library's call.
+        failed: is told why the template cannot be compiled so, which is tried before it is used; None where it is not,
+            as it is known that it can.
+    """
+
+    config: Config
+    failed: Callable[[Exception], None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chooser:
     """Who says what is used.
 
     Attributes:
-        answer: (product, index of its GPU, whether this is the one time that it counts) -> the config of its template;
-            `LIBRARY` or None for the library's call.
+        answer: (product, index of its GPU, whether this is the one time that it counts) -> what is used, or None for
+            the library's call.
         identity: part of the key under which Inductor caches graphs: equal ones mean equal answers.
     """
 
-    answer: Callable[[Gemm, int | None, bool], Config | None]
+    answer: Callable[[Gemm, int | None, bool], Answer | None]
     identity: Callable[[], str]
 
 
@@ -196,28 +210,30 @@ def _answered(made: Any, inputs: Any, templates: Sequence[Any], op: str, overrid
     if op not in TEMPLATES or not (library or template):
         return library
     gemm = gemm_of(inputs, op, overrides)
-    config = _choosers[-1].answer(gemm, inputs.device().index, bool(library))
-    if config is None or config == LIBRARY or template is None:
+    answer = _choosers[-1].answer(gemm, inputs.device().index, bool(library))
+    if answer is None or answer.config == LIBRARY or template is None:
         return library
-    return [*(_with(base, config, gemm) for base in _first(made[template.uid])), *library]
+    return [*(_with(base, answer, gemm) for base in _first(made[template.uid])), *library]
 
 
 def _first(choices: Any) -> list[Any]:
     return [choice for choice in (next(iter(choices), None),) if choice is not None]
 
 
-def _with(base: Any, config: Config, gemm: Gemm) -> Any:
+def _with(base: Any, answer: Answer, gemm: Gemm) -> Any:
     """A template's choice under a config; what the config does not say is as Inductor has it for this call."""
-    depth = config.params["BLOCK_K"]
+    depth = answer.config.params["BLOCK_K"]
     assert isinstance(depth, int)
     size = gemm.problem.dims["K"]
     assert isinstance(size, int)
     # Inherited from another config this would leave out the mask of the last block.
-    params = {**base.params.to_kwargs(), **config.flat, "EVEN_K": size % depth == 0}
-    return _chosen()(
+    params = {**base.params.to_kwargs(), **answer.config.flat, "EVEN_K": size % depth == 0}
+    chosen = _chosen()(
         template=base.template, params=type(base.params)(params), extra_kwargs=base.extra_kwargs, layout=base.layout,
         inputs=base.inputs,
     )  # fmt: skip
+    chosen.failed = answer.failed
+    return chosen
 
 
 @functools.cache
@@ -227,11 +243,13 @@ def _chosen() -> Any:
     class Chosen(KernelTemplateChoice):
         """A choice that `_only_one` knows again."""
 
+        failed: Callable[[Exception], None] | None = None
+
         @property
         def choice(self) -> Any:
             made: Any = super().choice
             if made is not None:
-                made.is_chosen = True
+                made.is_chosen, made.failed = True, self.failed
             return made
 
     return Chosen
@@ -244,8 +262,30 @@ def _only_one(choices: list[Any]) -> list[Any]:
 
     if not _choosers or len(choices) < 2:
         return choices
-    if chosen := [choice for choice in choices if getattr(choice, "is_chosen", False)]:
+    chosen = [choice for choice in choices if getattr(choice, "is_chosen", False)]
+    if chosen and _compiles(chosen[0]):
         return chosen[:1]
+    choices = [choice for choice in choices if choice not in chosen]
     libraries = [choice for choice in choices if isinstance(choice, ExternKernelCaller)]
     plain = all(isinstance(choice, ExternKernelCaller | TritonTemplateCaller) for choice in choices)
     return libraries[:1] if libraries and plain and not config.max_autotune else choices
+
+
+def _compiles(choice: Any) -> bool:
+    """Whether a chosen template can be used; whoever chose it is told if not.
+
+    What is tried is the template without what Inductor will fuse into it, in this process and for its GPU. Without a
+    GPU nothing will be launched, and nothing is tried.
+    """
+    import torch
+
+    if choice.failed is None or not torch.cuda.is_available():
+        return True
+    try:
+        choice.precompile()
+    except Exception as error:
+        failure = error
+    else:
+        return True
+    choice.failed(failure)
+    return False

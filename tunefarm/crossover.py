@@ -22,9 +22,8 @@ from tunefarm.plan import PlannedStudy, narrowed
 from tunefarm.ranges import Gap, gaps
 from tunefarm.search.crown import is_better
 from tunefarm.spec.experiment import Resolved
-from tunefarm.study import StudyResult
 from tunefarm.trial import Measurement
-from tunefarm.unify import Member
+from tunefarm.unify import Member, grouped
 from tunefarm.wants import Got, Want
 
 ROUNDS = 2
@@ -176,10 +175,7 @@ def _ratio(dim: object, held: object) -> int:
     return dim // held
 
 
-def groups(members: Iterable[tuple[Contest, StudyResult]]) -> list[list[Member]]:
+def groups(members: Iterable[Member]) -> list[list[Member]]:
     """Those that were measured or replayed to a winner, by device."""
-    found: dict[str, list[Member]] = {}
-    for contest, result in members:
-        if result.winner is not None and contest.planned.target.meter:
-            found.setdefault(result.study.device.key, []).append((contest, result))
-    return list(found.values())
+    won = (member for member in members if member[1].winner is not None and member[0].planned.target.meter)
+    return grouped(won, lambda result: result.study.device.key)

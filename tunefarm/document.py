@@ -24,6 +24,8 @@ os.umask(_UMASK)
 
 MAX_BYTES = 256 << 20
 MAX_DEPTH = 32
+MAX_STEM = 180
+"""Of a file's or folder's name, which may have 255 bytes, some of them for what stands behind."""
 
 
 def canonical(value: Any) -> str:
@@ -38,6 +40,14 @@ def canonical(value: Any) -> str:
 def digest(value: Any) -> str:
     """SHA-256 of the canonical JSON of `value`, in hexadecimal."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()
+
+
+def file_stem(name: str) -> str:
+    """What a file or folder is called after a name: the name, or of a long one its beginning and a hash of it all."""
+    if len(name) <= MAX_STEM:
+        return name
+    mark = hashlib.sha256(name.encode()).hexdigest()[:12]
+    return f"{name[: MAX_STEM - len(mark) - 1]}-{mark}"
 
 
 def write_atomic(path: Path, data: bytes) -> None:

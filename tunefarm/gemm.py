@@ -21,6 +21,8 @@ TEMPLATES = {"mm": "mm", "addmm": "mm", "bmm": "bmm", "scaled_mm": "mm"}
 MAX_ELEMENTS = 2**31 - 1
 """Beyond, templates index with 64 bits: another kernel."""
 
+_UNKNOWN: Mapping[str, Any] = FrozenMap()
+
 _SPELLING = {
     "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5",
 }  # fmt: skip
@@ -41,18 +43,38 @@ class Gemm:
     refusal: str = ""
 
 
-def in_flight_bytes(config: Config, operands: Sequence[str]) -> int:
+def in_flight_bytes(config: Config, operands: Sequence[str], dims: Mapping[str, Any] = _UNKNOWN) -> int:
     """Bytes of shared memory for all but one stage of both operands: the least that a block of a template takes.
 
-    One of which no four bytes lie together is not loaded ahead, and takes less.
+    One of which no four bytes lie together is not loaded ahead, and counts for nothing.
 
     Args:
         config: of the template, with its blocks.
         operands: their element types.
+        dims: of the product; what they do not say is taken for loaded ahead.
     """
     values: Any = {"num_stages": 1, **config.flat}
     size = min(map(num_bits, operands)) // 8
-    return int(size * (values["num_stages"] - 1) * values["BLOCK_K"] * (values["BLOCK_M"] + values["BLOCK_N"]))
+    widths = (
+        values[f"BLOCK_{free}"] for name, free in (("a", "M"), ("b", "N")) if _lies_together(dims, name, free, size)
+    )
+    return int(size * (values["num_stages"] - 1) * values["BLOCK_K"] * sum(widths))
+
+
+def _lies_together(dims: Mapping[str, Any], name: str, free: str, size: int) -> bool:
+    """Whether rows or columns of an operand are whole words of four bytes, each at the start of one.
+
+    Also where their length alone is odd: the mask of the last one, or the index that wraps round, then parts words.
+    """
+    lengths: list[tuple[Any, Any]] = [
+        (dims.get(axis), dims.get(f"stride_{name}{axis.lower()}")) for axis in (free, "K")
+    ]
+    if not all(type(number) is int for pair in lengths for number in pair):
+        return True
+    return any(
+        stride == 1 and length * size % 4 == 0 and other * size % 4 == 0
+        for (length, stride), (_, other) in (lengths, reversed(lengths))
+    )
 
 
 class Unfit(Exception):

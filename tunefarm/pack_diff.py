@@ -10,7 +10,7 @@ from typing import Any
 from tunefarm.document import canonical
 from tunefarm.pack import Pack, Row, Table, plain
 
-_HEAD = ("source_hash", "device", "key_parts", "provenance")
+_HEAD = ("layer", "source_hash", "device", "key_parts", "provenance")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

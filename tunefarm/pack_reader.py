@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, overload
 
-from tunefarm.config import CODE_OPTIONS, Config, Value
+from tunefarm.config import CODE_OPTIONS, MAX_BITS, Config, Value, is_small
 from tunefarm.device import Device
 from tunefarm.document import canonical, parse_json, read_text
 from tunefarm.errors import PackError, UserError
@@ -229,6 +229,14 @@ class _Reader:
         # A bool is an int to isinstance, and never one in a pack.
         if not isinstance(value, kind) or (isinstance(value, bool) and kind not in (bool, _SCALAR)):
             raise self.error(at, f"is of the wrong type ({type(value).__name__})")
+        if isinstance(value, int) and not is_small(value):
+            raise self.error(at, f"is an integer of {value.bit_length()} bits, none has more than {MAX_BITS}")
+        return value
+
+    def time(self, data: Any, name: str, at: str) -> float | None:
+        value: float | None = self.get(data, name, (float, int, NoneType), at)
+        if value is not None and value <= 0:
+            raise self.error(f"{at}.{name}", f"is {value}, which nothing takes")
         return value
 
     def pair(self, value: Any, kind: type | tuple[type, ...], at: str) -> tuple[Any, Any]:
@@ -329,11 +337,12 @@ def _read_row(read: _Reader, data: Any, at: str) -> Row:
         ),
         measured_at=read.scalars(data, "measured_at", at),
         config=read.config(read.get(data, "config", dict, at), f"{at}.config"),
-        median_ms=read.get(data, "median_ms", (float, int, NoneType), at),
+        median_ms=read.time(data, "median_ms", at),
         interval_ms=None if interval is None else read.pair(interval, (float, int), f"{at}.interval_ms"),
         default=None if default is None else read.config(default, f"{at}.default"),
         code=None if code is None else _read_code(read, code, f"{at}.code"),
-        **{name: read.get(data, name, (float, int, NoneType), at) for name in ("default_ms", "gain", "margin")},
+        default_ms=read.time(data, "default_ms", at),
+        **{name: read.get(data, name, (float, int, NoneType), at) for name in ("gain", "margin")},
     )
 
 

@@ -17,6 +17,7 @@ _TEXT: Schema = {"type": "string"}
 _NUMBER: Schema = {"type": "number"}
 _SCALAR: Schema = {"type": ["boolean", "number", "string", "null"]}
 _SHA: Schema = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+_TIME: Schema = {"type": "number", "exclusiveMinimum": 0}
 _TEXTS: Schema = {"type": "object", "additionalProperties": _TEXT}
 _SCALARS: Schema = {"type": "object", "additionalProperties": _SCALAR}
 _KINDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
@@ -88,10 +89,10 @@ def _row() -> Schema:
             "match": {"$ref": "#/$defs/match"},
             "measured_at": _SCALARS | {"description": "the dims of the problem that was measured"},
             "config": config,
-            "median_ms": _nullable(_NUMBER) | {"description": "null only where an imported file does not say"},
+            "median_ms": _nullable(_TIME) | {"description": "null only where an imported file does not say"},
             "interval_ms": _nullable(interval) | {"description": "95 % interval of the median"},
             "default": _nullable(config) | {"description": "the config used without tuning"},
-            "default_ms": _nullable(_NUMBER),
+            "default_ms": _nullable(_TIME),
             "gain": _nullable(_NUMBER) | {"description": "default_ms / median_ms"},
             "margin": _nullable(_NUMBER) | {"description": "runner-up's median over the winner's, minus 1"},
             "code": _code(),

@@ -194,16 +194,18 @@ def renew(pack: Pack, means: Means) -> list[Renewed]:
 
 def _site(resolved: Resolved, tables: Sequence[Table], means: Means) -> Site:
     """Where rows can be compiled, whatever can be measured."""
-    kernel = resolved.workload.signature.kernel
+    kernel, source, layer = resolved.workload.packed_as
     devices = {t.device.key: t.device for t in tables if (t.kernel, t.layer) == (kernel, 1) and t.device.target}
     errands = Errands(
         resolved=resolved, dispatch=means.dispatch, board=BuildBoard(resolved, means.store), advance=lambda *_: None
     )
-    return Site(errands=errands, studies=tuple(plan(resolved, [Target(device=d) for d in devices.values()])))
+    studies = tuple(plan(resolved, [Target(device=d) for d in devices.values()]))
+    return Site(errands=errands, studies=studies, packed_as=(kernel, source, layer))
 
 
 def _open(table: Table, row: Row, sites: Sequence[Site]) -> _Open | Renewed:
-    found = find_study(table, row, sites)
+    of_inductor = "rows for Inductor are for one release of torch: sweep them again" if table.layer != 1 else ""
+    found = of_inductor or find_study(table, row, sites)
     if isinstance(found, str):
         return Renewed(table=table, row=row, fate=Fate.LEFT, reason=found, head=table, now=row)
     site, study = found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from tunefarm.config import Config
@@ -33,15 +33,21 @@ def families(members: Sequence[Member], over: Collection[str]) -> list[list[Memb
     Returns:
         Families of two and more.
     """
-    found: dict[str, list[Member]] = {}
-    for contest, result in members:
-        found.setdefault(result.study.family(over), []).append((contest, result))
-    for family in found.values():
+    found = grouped(members, lambda result: result.study.family(over))
+    for family in found:
         for contest, result in family if any(result.winner for _, result in family) else ():
             if result.winner is None:
                 contest.tally.notices[f"{result.study.label} has no winner, and no share in the others' config"] = None
-    with_winners = ([(c, result) for c, result in family if result.winner is not None] for family in found.values())
+    with_winners = ([(c, result) for c, result in family if result.winner is not None] for family in found)
     return [family for family in with_winners if len(family) > 1]
+
+
+def grouped(members: Iterable[Member], key: Callable[[StudyResult], str]) -> list[list[Member]]:
+    """Those of one key side by side, in the order in which they come."""
+    found: dict[str, list[Member]] = {}
+    for member in members:
+        found.setdefault(key(member[1]), []).append(member)
+    return list(found.values())
 
 
 def unify(family: Sequence[Member], over: Sequence[str]) -> Generator[Want, Got, list[StudyResult]]:

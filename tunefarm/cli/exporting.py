@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tunefarm.plan import PlannedStudy
     from tunefarm.ranges import Cuts
     from tunefarm.record.ledger import FileLedger
+    from tunefarm.spec.workload import Workload
     from tunefarm.study import StudyResult
 
 
@@ -65,16 +66,28 @@ def answered_twice(harvests: Sequence[Harvest]) -> list[str]:
     ]
 
 
-def find_incumbents(pack: Pack | None, planned: Sequence[PlannedStudy]) -> dict[str, Config]:
-    """What an earlier pack holds for each study's own problem and device."""
+def find_incumbents(pack: Pack | None, workload: Workload | None, planned: Sequence[PlannedStudy]) -> dict[str, Config]:
+    """What an earlier pack holds for each study's own problem and device.
+
+    Args:
+        pack: the pack.
+        workload: of the studies; None if they replay recordings in place of one.
+        planned: the studies.
+    """
+    from tunefarm.export import is_of
+
+    if pack is None or workload is None:
+        return {}
+    kernel, source, layer = workload.packed_as
+    # An edition before this one of a kernel is in use all the same; Inductor names many kernels alike.
+    tables = [
+        t for t in pack.tables if (t.kernel, t.layer) == (kernel, layer) and (layer == 1 or t.source_hash == source)
+    ]
     found: dict[str, Config] = {}
-    for table in pack.tables if pack is not None else ():
-        for study in planned:
-            if table.device.key != study.study.device.key:
-                continue
+    for table in tables:
+        for study in (study for study in planned if study.study.device.key == table.device.key):
             for row in table.rows:
-                same = row.measured_at == study.study.problem.dims and row.match.dtypes == study.study.problem.dtypes
-                if same and row.config in study.entrants:
+                if is_of(row, study.study.problem) and row.config in study.entrants:
                     found.setdefault(study.study.key, row.config)
     return found
 

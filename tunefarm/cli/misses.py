@@ -36,7 +36,7 @@ def misses(
     missed, num_reports = read_misses(reports)
     resolved = opening.open_experiment(experiment)
     folders.check_output(out, mark=MARK)
-    kernel, solver = resolved.workload.signature.kernel, Solver(resolved)
+    (kernel, *_), solver = resolved.workload.packed_as, Solver(resolved)
     found: list[Found] = []
     left: list[tuple[str, str]] = []
     for miss in missed:

@@ -81,12 +81,12 @@ def perform(
     from tunefarm.cli.folders import store_folder
     from tunefarm.cli.terminal import Progress
     from tunefarm.dispatch import Dispatch
-    from tunefarm.source import source_hash
 
     pack = load_pack(file)
     opening.check_fleet(fleet, address)
     resolved = [opening.open_experiment(path, ship=True) for path in experiments]
-    require_kernels(pack, [each.workload.signature.kernel for each in resolved], file)
+    packed_as = [each.workload.packed_as for each in resolved]
+    require_kernels(pack, [name for name, *_ in packed_as], file)
     refs = [each.experiment.ref for each in resolved]
     with opening.meter_fleet(meter, fleet, address, builders=None, refs=refs) as workers:
         live, dispatch = opening.live_devices(workers), Dispatch(workers)
@@ -98,8 +98,8 @@ def perform(
     if all(each.verdict is Verdict.UNCHECKED for each in told):
         why = "; ".join(dict.fromkeys(each.reason for each in told)) or "it has none"
         raise UserError(f"no row could be checked: {why}", file=str(file), hint=_rows_are_for(pack))
-    here = {each.workload.signature.kernel: source_hash(each.workload.kernel) for each in resolved}
-    changed = [t for t in pack.tables if t.kernel in here and t.source_hash != here[t.kernel]]
+    here = {name: source for name, source, layer in packed_as if layer == 1}
+    changed = [t for t in pack.tables if t.layer == 1 and t.source_hash != here.get(t.kernel, t.source_hash)]
     notices = [
         f"the source of {table.kernel} has changed since it was tuned (then {table.source_hash[:12]}, here is "
         f"{here[table.kernel][:12]}): jobs do not use these rows before `tunefarm pack revalidate`"

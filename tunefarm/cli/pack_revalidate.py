@@ -94,7 +94,7 @@ def _renew(
 
     opening.check_fleet(fleet, address)
     resolved = [opening.open_experiment(path, ship=True) for path in experiments]
-    require_kernels(pack, [each.workload.signature.kernel for each in resolved], file)
+    require_kernels(pack, [each.workload.packed_as[0] for each in resolved], file)
     stories = _stories(sweep, resolved)
     use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
     refs = [each.experiment.ref for each in resolved]

@@ -31,6 +31,10 @@ def which(
     ] = False,
     source_hash: Annotated[str, typer.Option(help="Of the kernel in use, or its start; else the pack's own.")] = "",
     triton: Annotated[str, typer.Option(help="Version of Triton in use; else the pack's own.")] = "",
+    layer: Annotated[
+        int, typer.Option(min=0, max=3, help="Who asks: 1 autotuners, 2 Inductor's templates, 3 its own kernels.")
+    ] = 0,
+    torch: Annotated[str, typer.Option(help="Version of torch in use, for layers 2 and 3; else the pack's own.")] = "",
     unspecialised: Annotated[
         list[str] | None, typer.Option(help="An argument that the kernel names in do_not_specialize.")
     ] = None,
@@ -49,7 +53,7 @@ def which(
         names = ", ".join(sorted({d.name for d in known})) or "none"
         raise UserError("no device is named", hint=f"say --device; the pack was tuned on {names}")
     target = named(device, known) if device else known[0]
-    here, tables = here_of(activation, kernel, target, source_hash=source_hash, triton=triton)
+    here, tables = here_of(activation, kernel, target, source_hash=source_hash, triton=triton, layer=layer, torch=torch)
     reply = ask(activation, here, tables, _arguments(call or []), set(unspecialised or ()))
     if as_json:
         typer.echo(json.dumps(_plain(here, reply), indent=1))
@@ -74,9 +78,10 @@ def _arguments(words: list[str]) -> dict[str, str]:
 def _lines(file: Path, here: Here, reply: Reply) -> list[tuple[str, str]]:
     device = here.device
     where = f"{device.name} ({device.arch}, {device.num_sms} SMs)"
+    torch = f"torch {here.torch}, " if here.torch else ""
     lines = [
         ("call", f"{here.kernel}, {reply.problem.key}"),
-        ("on", f"{where}, Triton {here.triton}, source {here.source_hash[:12]}"),
+        ("on", f"{where}, {torch}Triton {here.triton}, source {here.source_hash[:12]}"),
     ]
     if reply.assumed:
         lines.append(("assumed", f"{', '.join(reply.assumed)}, as in the pack; tensors aligned to 16 bytes"))

@@ -247,7 +247,7 @@ def _enter(
     earlier = earlier_pack(order.whole) or earlier_pack(order.export)
     competition = Sweep(
         resolved, planned, ledger=ledger, memo=ledger.memo(), tracker=tracker, watcher=Watchers(progress, gauges),
-        incumbents=find_incumbents(earlier, planned), pasts=pasts, mirror=mirror,
+        incumbents=find_incumbents(earlier, resolved.found, planned), pasts=pasts, mirror=mirror,
     )  # fmt: skip
     return _Entrant(order=order, ledger=ledger, tracker=tracker, mirror=mirror, sweep=competition)
 

@@ -26,6 +26,8 @@ MAX_BLOCK = {"X": 4096, "Y": 1024, "Z": 1024, "R0_": 65536, "R1_": 32768}
 MARK = "_fused_"
 """In the text of every kernel that Inductor looks up."""
 WORKSPACE = "ws_ptr"
+MAX_NAME = 150
+"""Characters of a kernel's name, which tells all that is fused in it, in the names of its files."""
 _BOUND = re.compile(r"tl\.device_assert\(.*?< (\d+)\b")
 
 
@@ -93,7 +95,7 @@ class Generated:
     @property
     def module(self) -> str:
         """Name of the files it is written to: kernels of one name are told apart by their key."""
-        return f"{self.name}_{self.key[:8]}"
+        return f"{self.name[:MAX_NAME]}_{self.key[:8]}"
 
     @property
     def params(self) -> tuple[str, ...]:

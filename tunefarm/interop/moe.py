@@ -104,6 +104,7 @@ def write(
     _all_named(arguments)
     triton = str(table.key_parts.get("triton"))
     shapes: set[tuple[Value, Value]] = set()
+    shared: list[dict[str, Value]] = []
     configs: dict[int, Any] = {}
     for row in table.rows:
         values = {name: fixed.get(name, row.measured_at.get(arguments[name])) for name in DIMS}
@@ -118,6 +119,12 @@ def write(
                 hint="one file holds one E, one N and one set of dtypes: choose rows with --only NAME=VALUE",
             )
         configs[tokens] = row.config.flat
+        shared.append({**{k: v for k, v in row.measured_at.items() if k not in arguments.values()}, **row.match.dtypes})
+    if differ := sorted({name for each in shared for name in each if not _is_one(shared, list(configs), name)}):
+        raise UserError(
+            f"rows of {table.kernel} differ in {', '.join(differ)}, which the file does not say",
+            hint="choose rows with --only NAME=VALUE",
+        )
     if not configs:
         raise UserError(f"no row of {table.kernel} is left to export", hint="see `tunefarm pack show`")
     ((experts, width),) = shapes
@@ -127,6 +134,13 @@ def write(
     body |= {str(tokens): configs[tokens] for tokens in sorted(configs)}
     folder = file_name(f"triton_{triton.replace('.', '_')}") + "/" if sglang else ""
     return folder + file_name(name), json.dumps(body, indent=4) + "\n"
+
+
+def _is_one(shared: Sequence[Mapping[str, Value]], tokens: Sequence[int], name: str) -> bool:
+    """Whether a dim or dtype is the same in all rows, or a dim is so many times the number of tokens."""
+    values = [each.get(name) for each in shared]
+    numbers = all(type(value) is int for value in values)
+    return len(set(values)) == 1 or (numbers and len({v / t for v, t in zip(values, tokens, strict=True)}) == 1)  # type: ignore[operator]
 
 
 def one_of(tables: Sequence[Table], kernel: str, device: str) -> Table:

@@ -19,6 +19,7 @@ from tunefarm.errors import TunefarmError, UserError
 from tunefarm.runtime.activation import activate
 from tunefarm.runtime.active import ACTIVE, log
 from tunefarm.runtime.environment import Wishes, wishes
+from tunefarm.runtime.sources import PACKAGE, REGISTRY
 from tunefarm.runtime.unmodified import adopt_as_made
 
 USAGE = "usage: TUNEFARM_PACK=SOURCE python -m tunefarm.runtime [-m MODULE | SCRIPT] [ARGS ...]"
@@ -68,7 +69,7 @@ def main(words: list[str]) -> None:
         raise UserError("-m is followed by no module", hint=USAGE)
     _check_job(words[as_module], as_module=as_module)
     take_up(wish)
-    os.environ["PYTHONPATH"] = os.pathsep.join([SITE, *_paths_of_children()])
+    os.environ |= _for_children(wish)
     sys.argv = words[as_module:]
     sys.path.insert(0, "" if as_module else str(Path(words[0]).resolve().parent))
     if as_module:
@@ -89,8 +90,14 @@ def _check_job(name: str, *, as_module: bool) -> None:
         raise UserError("is a folder without __main__.py", file=name, hint=USAGE)
 
 
-def _paths_of_children() -> list[str]:
-    return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != SITE]
+def _for_children(wish: Wishes) -> dict[str, str]:
+    """What children must find in their environment; they may be started in other folders."""
+    entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != SITE]
+    packs = [p if p.startswith((PACKAGE, REGISTRY)) else str(Path(p).absolute()) for p in wish.packs]
+    return {
+        "PYTHONPATH": os.pathsep.join([SITE, *entries]), "TUNEFARM_PACK": ",".join(packs),
+        "TUNEFARM_REPORT": str(Path(wish.report).absolute()) if wish.report else "",
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

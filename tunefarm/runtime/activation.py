@@ -71,14 +71,15 @@ def activate(
     Raises:
         PackError: there is no such file, or its digest is another; with `strict` also if it is damaged.
         MissError: `strict`, and the pack holds replayed rows that are not allowed, or rows that Inductor cannot obey.
-        UserError: wrong terms, a package or registry without the source, ranks that disagree.
+        UserError: wrong terms, a package or registry without the source, ranks that disagree on pack or terms.
         InfrastructureError: a rank of `group` could not be reached.
     """
     _check_terms(on_miss, layers, device, on_disagreement)
     wish = wishes()
     pack, label, stops = _read(source, digest, wish, strict=strict, layers=layers)
     if group is not None:
-        pack, label = settle(pack, label, group, on_disagreement, stops=stops)
+        said = f"on_miss={on_miss!r}, strict={bool(strict)}, allow_replayed={bool(allow_replayed)}"
+        pack, label = settle(pack, label, group, on_disagreement, stops=stops, terms=said)
     if isinstance(pack, UserError):
         if stops and group is None:
             raise pack

@@ -5,9 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
-import weakref
 from dataclasses import dataclass, field
-from typing import Any
 
 from tunefarm.problem import Problem
 from tunefarm.runtime.lookup import Activation, Offer
@@ -38,7 +36,6 @@ class Active:
     Attributes:
         activations: packs in use, oldest first.
         generation: raised whenever they change; kernels compare it with the one they were tied to.
-        kernels: adopted kernels that are alive.
         hits: by kernel and offer.
         misses: by kernel, call and reason.
         refused: tables that could not be used, and why, by kernel.
@@ -47,7 +44,6 @@ class Active:
 
     activations: list[Activation] = field(default_factory=list)
     generation: int = 0
-    kernels: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     hits: dict[tuple[str, Offer], Tally] = field(default_factory=dict)
     misses: dict[tuple[str, Problem | None, str], Tally] = field(default_factory=dict)
     refused: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -83,6 +79,12 @@ class Active:
         return all(activation.device is not None for activation in self.activations)
 
     @property
+    def is_strict(self) -> bool:
+        """Whether a call that no row answers is an error."""
+        terms = self.terms
+        return terms is not None and (terms.strict or terms.on_miss == "error")
+
+    @property
     def terms(self) -> Activation | None:
         """The latest activation: its word on misses counts."""
         return self.activations[-1] if self.activations else None
@@ -94,7 +96,7 @@ class Active:
             log.warning("%s", message)
 
     def _warn_unused(self) -> None:
-        used = {id(offer.activation) for (_, offer), tally in self.hits.items() if tally.launches or tally.graphs}
+        used = {id(offer.activation) for (_, offer), tally in list(self.hits.items()) if tally.launches or tally.graphs}
         for activation in self.activations:
             if id(activation) not in used:
                 log.warning("pack %s was active, and none of its rows was used", activation.label)

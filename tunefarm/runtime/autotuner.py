@@ -17,8 +17,11 @@ from tunefarm.errors import UserError
 from tunefarm.runtime.active import ACTIVE
 from tunefarm.runtime.binding import BINDING, Binding
 from tunefarm.runtime.choice import Choice, attempt
-from tunefarm.runtime.kernels import current, triton_config
+from tunefarm.runtime.kernels import current, jitted, triton_config
 from tunefarm.runtime.quick import UNKNOWN
+
+ADOPTED = "_tunefarm_adopted"
+"""Attribute of a jitted function that an adopted autotuner launches."""
 
 
 def autotune(
@@ -84,7 +87,7 @@ def adopt(tuner: Any, *, owned: bool) -> bool:
     tuner.use_cuda_graph = False
     stock: type = type(tuner)
     tuner.__class__ = _obedient(stock)
-    ACTIVE.kernels.add(tuner)
+    jitted(tuner).__dict__[ADOPTED] = True
     return True
 
 
@@ -152,10 +155,10 @@ def _obedient(stock: type) -> type:
 
 def _over(tuner: Any, grid: Any) -> Callable[..., Any]:
     """What launches an adopted kernel over a grid."""
-    forms = tuner.__dict__[BINDING].forms
+    binding = tuner.__dict__[BINDING]
 
     def launch(*args: Any, **kwargs: Any) -> Any:
-        for form in forms:
+        for form in binding.forms:  # Those of now: a launcher may be kept for long.
             done = form(grid, *args, **kwargs)
             if done is not UNKNOWN:
                 return done
@@ -171,7 +174,7 @@ def _obey(tuner: Any, binding: Binding, choice: Choice, args: Sequence[Any], kwa
     if choice.offer is None:
         return launch()
     fall_back = functools.partial(_fall_back, tuner, binding, choice, args, kwargs)
-    return attempt(choice, launch, fall_back, binding.condemn)
+    return attempt(choice, launch, None if ACTIVE.is_strict else fall_back, binding.condemn)
 
 
 def _launch(tuner: Any, config: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from tunefarm.frozen import FrozenMap
 from tunefarm.pack import Row
 from tunefarm.problem import Problem
 from tunefarm.runtime.active import ACTIVE, Tally, log
-from tunefarm.runtime.choice import Choice
+from tunefarm.runtime.choice import Choice, Ties
 from tunefarm.runtime.kernels import (
     Signature,
     device_at,
@@ -26,6 +27,7 @@ from tunefarm.runtime.kernels import (
     tensor_of,
     triton_config,
     triton_version,
+    unfit,
 )
 from tunefarm.runtime.lookup import Shortlist, explain, find, readable, shortlist
 from tunefarm.runtime.quick import Quick, know_nothing, make_quick
@@ -58,17 +60,9 @@ class Binding:
     options_only: bool = False
     quick: Quick | None = None
     forms: tuple[Any, ...] = (know_nothing,)
-    _generation: int = -1
+    _ties: Ties = field(default_factory=Ties)
     _hash: str = ""
     _traceable: bool | None = None
-    _all_configs: list[Any] = field(default_factory=list)
-    _positions: dict[Config, int] = field(default_factory=dict)
-    _prune: Any = None
-    _dims: tuple[str, ...] = ()
-    _tensors: tuple[str, ...] = ()
-    _defaults: dict[str, Any] = field(default_factory=dict)
-    _memo: dict[Any, Choice] = field(default_factory=dict)
-    _lists: dict[int | None, Shortlist] = field(default_factory=dict)
     _bad: set[Row] = field(default_factory=set)
 
     @classmethod
@@ -79,37 +73,42 @@ class Binding:
     # What torch.compile reads of the tuner. Each read may be the first after an activation.
 
     @property
-    def configs(self) -> list[Any]:
+    def configs(self) -> Sequence[Any]:
         """Declared configs, then those of the active packs."""
-        self._refresh()
-        if self._obeys:
-            return self._all_configs
+        ties = self._tied()
+        if self._obeys(ties):
+            return ties.configs
         # torch.compile benchmarks what it is given, and our own kernels never are.
-        declared: list[Any] = self.stock.configs
+        declared: Sequence[Any] = self.stock.configs
         return declared[:1] if self.owned else declared
 
     @property
     def prune(self) -> Any:
         """The `early_config_prune` that torch.compile traces."""
-        self._refresh()
-        return self._prune if self._obeys else self.stock.early_config_prune
+        ties = self._tied()
+        if not self._obeys(ties):
+            return self.stock.early_config_prune
+        ties.prune = ties.prune or self._make_prune(ties)
+        return ties.prune
 
     @property
     def perf_model(self) -> Any:
         """None once packs are obeyed: over a list of one config a `top_k` below 1 would leave nothing."""
-        self._refresh()
-        return None if self._obeys else self.stock.perf_model
+        return None if self._obeys(self._tied()) else self.stock.perf_model
 
-    @property
-    def _obeys(self) -> bool:
+    def _obeys(self, ties: Ties) -> bool:
         """Whether tracing goes our way: always, so that a pack activated later is seen, unless that costs restoring."""
-        asked = self.owned or bool(self._positions) or not self.tunes_itself
-        return self._tied_to_traces() and (asked or not self._loses_restore)
+        asked = self.owned or bool(ties.positions) or not self.tunes_itself
+        return self._reaches_traces(ties) and (asked or not self._loses_restore)
 
     def redeclare(self, name: str, value: Any) -> None:
         """The user assigns another list of configs, or another prune function, to the adopted kernel."""
         setattr(self.stock, name, value)
-        self._generation, self.quick, self.forms = -1, None, (know_nothing,)  # No launch of before is repeated.
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Forgets all that was decided: no launch of before is repeated."""
+        self._ties, self.quick, self.forms = Ties(), None, (know_nothing,)
 
     # Eager launches.
 
@@ -148,15 +147,13 @@ class Binding:
 
     def _choice(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Choice:
         """The same for positional, keyword and left-out arguments."""
-        if self._generation != ACTIVE.generation:
-            self._refresh()
         # What is decided while another thread changes the packs is forgotten with those it was decided by.
-        generation, memo = self._generation, self._memo
-        values = {**self._defaults, **dict(zip(self.signature.arguments, args, strict=False)), **kwargs}
-        key: list[Any] = [values.get(name) for name in self._dims]
+        ties = self._tied()
+        values = {**ties.defaults, **dict(zip(self.signature.arguments, args, strict=False)), **kwargs}
+        key: list[Any] = [values.get(name) for name in ties.dims]
         key += [type(value) for value in key]  # 512 == 512.0, and True == 1: equal keys, other calls
         index = None
-        for name in self._tensors:
+        for name in ties.tensors:
             value = values.get(name)
             tensor = tensor_of(value)
             if tensor is None:
@@ -165,15 +162,15 @@ class Binding:
                 index = tensor.device.index
                 key.append((tensor.dtype, is_aligned(value), index))
         try:
-            choice = memo.get(tuple(key))
+            choice = ties.memo.get(tuple(key))
         except TypeError:  # a list, say: no row is for it, and whether the kernel takes it is Triton's to say
-            return self._decide(values, index)
+            return self._decide(ties, values, index)
         if choice is None:
-            choice = self._decide(values, index)
-            choice.generation = generation
-            if len(memo) >= MAX_MEMO:
-                memo.clear()
-            memo[tuple(key)] = choice
+            choice = self._decide(ties, values, index)
+            choice.generation = ties.generation
+            if len(ties.memo) >= MAX_MEMO:
+                ties.memo.clear()
+            ties.memo[tuple(key)] = choice
         return choice
 
     def keep(self, choice: Choice, launched: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -190,6 +187,8 @@ class Binding:
             return
         if kwargs.get("warmup") or not (choice.proven or choice.offer is None):
             return
+        if self._bad and choice.offer is not None and choice.offer.row in self._bad:
+            return  # It went well here, and failed in another thread.
         values = {**dict(zip(self.signature.arguments, args, strict=False)), **kwargs}
         values.pop("grid", None), values.pop("warmup", None)
         quick.keep(values, choice.config, launched, choice.tally, choice.index)
@@ -208,39 +207,37 @@ class Binding:
         """Never uses a choice's row again in this process: its config cannot be launched here."""
         assert choice.offer is not None
         self._bad.add(row := choice.offer.row)
-        for key in [key for key, other in self._memo.items() if other.offer is choice.offer]:
-            del self._memo[key]
+        self._start_over()
         log.error(
             "%s: the config of the row %s (%s) failed here, the default is used from now on: %s: %s",
             self.signature.name, row.match.label, row.config, error.__class__.__name__, error,
         )  # fmt: skip
 
-    def _decide(self, values: Mapping[str, Any], index: int | None) -> Choice:
-        problem = problem_of(values, self._dims, self._tensors)
-        listed = self._listed(index)
+    def _decide(self, ties: Ties, values: Mapping[str, Any], index: int | None) -> Choice:
+        problem = problem_of(values, ties.dims, ties.tensors)
+        listed = self._listed(ties, index)
         offer = find(listed.offers, problem, self.signature.specialised)
         if offer is not None and offer.row not in self._bad:
             tally = ACTIVE.hits.setdefault((self.signature.name, offer), Tally())
-            return Choice(self._all_configs[self._positions[offer.row.config]], offer, tally, index)
+            return Choice(ties.configs[ties.positions[offer.row.config]], offer, tally, index)
         tally = self._miss(problem, listed, "its config failed here" if offer is not None else "")
         plain = self.stock.early_config_prune is None and not self.tunes_itself
         return Choice(self.stock.configs[0] if plain else None, None, tally, index, known=bool(listed.offers))
 
     def _miss(self, problem: Problem, listed: Shortlist, reason: str) -> Tally:
-        if (terms := ACTIVE.terms) is None:
+        if ACTIVE.terms is None:
             return Tally()
         reason = reason or explain(listed.offers, listed.refused, problem, self.signature.specialised)
-        if terms.strict or terms.on_miss == "error":
+        if ACTIVE.is_strict:
             raise MissError(
                 f"no row of the active packs answers {self.signature.name} with {problem.key}\n{reason}\n",
                 hint="tune this problem, or activate without strict and on_miss='error'",
             )
         return ACTIVE.miss(self.signature.name, problem, reason)
 
-    def _listed(self, index: int | None) -> Shortlist:
+    def _listed(self, ties: Ties, index: int | None) -> Shortlist:
         """The rows for a device; what is wrong with other tables is said once."""
-        lists = self._lists
-        if index not in lists:
+        if index not in ties.lists:
             device = device_at(index)
             if device is None:
                 return Shortlist(refused=("the call holds no tensor on a GPU",) if ACTIVE.activations else ())
@@ -249,13 +246,13 @@ class Binding:
             usable = tuple(
                 replace(offer, row=self._asked(offer.row))
                 for offer in found.offers
-                if offer.row.config in self._positions
+                if offer.row.config in ties.positions
             )
             for message in (*found.notes, *found.refused):
                 ACTIVE.warn_once(message)
             ACTIVE.refused[name] = found.refused
-            lists[index] = Shortlist(offers=usable, refused=found.refused, notes=found.notes)
-        return lists[index]
+            ties.lists[index] = Shortlist(offers=usable, refused=found.refused, notes=found.notes)
+        return ties.lists[index]
 
     def _asked(self, row: Row) -> Row:
         """A row as calls are compared with it."""
@@ -268,12 +265,14 @@ class Binding:
     @property
     def has_rows(self) -> bool:
         """Whether an active pack has a row for this source of the kernel, on whatever device."""
-        self._refresh()
-        return bool(self._positions)
+        return bool(self._tied().positions)
 
-    def _refresh(self) -> None:
-        if self._generation == ACTIVE.generation:
-            return
+    def _tied(self) -> Ties:
+        """What ties it to the packs that are active now."""
+        ties = self._ties
+        return ties if ties.generation == ACTIVE.generation else self._tie()
+
+    def _tie(self) -> Ties:
         name, generation = self.signature.name, ACTIVE.generation
         tables = [
             table
@@ -286,15 +285,16 @@ class Binding:
         rows = [row for table in tables if table.source_hash == self._hash for row in readable(table)[0]]
         # Rows of other sources are of no use, but what they ask about is needed to say what a call missed.
         asking = rows or [row for table in tables for row in readable(table)[0]]
-        self._dims = tuple(dict.fromkeys(dim for row in asking for dim in self._asked(row).match.dims))
+        dims = tuple(dict.fromkeys(dim for row in asking for dim in self._asked(row).match.dims))
         absent = [arg for row in asking for arg, fact in row.match.facts.items() if fact == "none"]
-        self._tensors = tuple(dict.fromkeys([*(arg for row in asking for arg in row.match.dtypes), *absent]))
-        self._defaults = {k: v for k, v in self.signature.defaults.items() if k in {*self._dims, *self._tensors}}
-        self._memo, self._lists = {}, {}
-        self._inject([row.config for row in rows])
-        self._traceable = None
-        self.quick = make_quick(self.tuner, self.signature, self._dims, generation)
-        self._generation = generation
+        tensors = tuple(dict.fromkeys([*(arg for row in asking for arg in row.match.dtypes), *absent]))
+        configs, positions = self._injected([row.config for row in rows])
+        self.quick = make_quick(self.tuner, self.signature, dims, generation)
+        self._ties = ties = Ties(
+            generation=generation, dims=dims, tensors=tensors, configs=configs, positions=positions,
+            defaults={k: v for k, v in self.signature.defaults.items() if k in {*dims, *tensors}},
+        )  # fmt: skip
+        return ties
 
     def _source_hash(self) -> str:
         try:
@@ -303,42 +303,39 @@ class Binding:
             ACTIVE.warn_once(f"{self.signature.name}: no pack can be used: {e}")
             return "unknown"
 
-    def _inject(self, configs: Sequence[Config]) -> None:
-        """Appends the packs' configs to the declared ones; a config that is declared keeps its place and its hook."""
+    def _injected(self, configs: Sequence[Config]) -> tuple[Sequence[Any], Mapping[Config, int]]:
+        """Declared configs and then the packs', and where those stand; one that is declared keeps place and hook."""
         listed = list(self.stock.configs)
+        declared = [config.all_kwargs() for config in listed]
         hooks = {id(config.pre_hook): config.pre_hook for config in listed}
+        ambiguous = "the declared configs have different pre_hooks, and a pack cannot say which it needs"
         positions: dict[Config, int] = {}
         for config in dict.fromkeys(configs):
-            made = triton_config(config)
-            same = (i for i, other in enumerate(listed) if other.all_kwargs() == made.all_kwargs())
-            position = next(same, len(listed))
-            if position == len(listed):
-                if len(hooks) > 1:
-                    ACTIVE.warn_once(
-                        f"{self.signature.name}: {config} is not used: the declared configs have different pre_hooks, "
-                        "and a pack cannot say which it needs"
-                    )
-                    continue
-                listed.append(triton_config(config, pre_hook=next(iter(hooks.values()))))
-            positions[config] = position
-        self._positions, self._all_configs = positions, listed  # Assigned whole: another thread may be choosing.
+            made = triton_config(config, pre_hook=next(iter(hooks.values())))
+            same = next((i for i, other in enumerate(declared) if other == made.all_kwargs()), len(listed))
+            is_new = same == len(listed)
+            if reason := unfit(config, self.signature) or (ambiguous if is_new and len(hooks) > 1 else ""):
+                ACTIVE.warn_once(f"{self.signature.name}: {config} is not used: {reason}")
+                continue
+            listed += [made] if is_new else []
+            positions[config] = same
+        return listed, positions
 
     # What a trace asks.
 
-    def _tied_to_traces(self) -> bool:
+    def _reaches_traces(self, ties: Ties) -> bool:
         """Whether torch.compile can be told a config; a process without torch launches without being asked that."""
         if self._traceable is None and "torch" in sys.modules:
             self._traceable = selectable(self.stock)
-            if self._traceable:
-                self._prune = self._make_prune(self._generation)
-            elif self._positions:
-                ACTIVE.warn_once(f"{self.signature.name}: in torch.compile its packs are not used: {UNSELECTABLE}")
+        if self._traceable is False and ties.positions:
+            ACTIVE.warn_once(f"{self.signature.name}: in torch.compile its packs are not used: {UNSELECTABLE}")
         return bool(self._traceable)
 
-    def _make_prune(self, generation: int) -> Any:
+    def _make_prune(self, ties: Ties) -> Any:
+        bound = functools.partial
         return make_prune(
-            generation=str(generation), tensors=self._tensors, defaults=self._defaults,
-            offered=self._offered, chosen=self._chosen, missed=self._missed,
+            generation=str(ties.generation), tensors=ties.tensors, defaults=ties.defaults,
+            offered=bound(self._offered, ties), chosen=bound(self._chosen, ties), missed=bound(self._missed, ties),
             fall_back=self._fall_back(only_first=not self.tunes_itself or self._loses_restore),
         )  # fmt: skip
 
@@ -357,11 +354,13 @@ class Binding:
             only_first=only_first,
         )  # fmt: skip
 
-    def _offered(self, index: int | None, seen: tuple[Any, ...], passed: tuple[str, ...]) -> tuple[int, Any]:
+    def _offered(
+        self, ties: Ties, index: int | None, seen: tuple[Any, ...], passed: tuple[str, ...]
+    ) -> tuple[int, Any]:
         traced: list[TracedRow] = []
         problem = seen_problem(seen)
         absent = {name for name, fact in problem.facts.items() if fact == "none"}
-        for number, offer in enumerate(self._listed(index).offers):
+        for number, offer in enumerate(self._listed(ties, index).offers):
             match = offer.row.match
             if match.dtypes != problem.dtypes or absent != {k for k, v in match.facts.items() if v == "none"}:
                 continue
@@ -373,7 +372,7 @@ class Binding:
             )
             exact = tuple((name, value) for name, value in match.dims.items() if not isinstance(value, tuple))
             usable = offer.row not in self._bad and not self._eager_only(offer.row.config)
-            traced.append((number, self._positions[offer.row.config] if usable else -1, facts, exact, ranges))
+            traced.append((number, ties.positions[offer.row.config] if usable else -1, facts, exact, ranges))
         return len(self.stock.configs), tuple(traced)
 
     def _eager_only(self, config: Config) -> bool:
@@ -385,11 +384,11 @@ class Binding:
             )
         return bool(extra)
 
-    def _chosen(self, index: int | None, number: int) -> None:
-        offer = self._listed(index).offers[number]
+    def _chosen(self, ties: Ties, index: int | None, number: int) -> None:
+        offer = self._listed(ties, index).offers[number]
         ACTIVE.hits.setdefault((self.signature.name, offer), Tally()).graphs += 1
 
-    def _missed(self, index: int | None, seen: tuple[Any, ...]) -> bool:
-        listed = self._listed(index)
+    def _missed(self, ties: Ties, index: int | None, seen: tuple[Any, ...]) -> bool:
+        listed = self._listed(ties, index)
         self._miss(seen_problem(seen), listed, "").graphs += 1
         return bool(listed.offers) and not may_benchmark()

@@ -1,13 +1,14 @@
-"""What was decided for one kind of call of one kernel. Standard library only."""
+"""What was decided for the calls of one kernel. Standard library only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from tunefarm.config import Config
 from tunefarm.runtime.active import Tally
-from tunefarm.runtime.lookup import Offer
+from tunefarm.runtime.lookup import Offer, Shortlist
 
 
 @dataclass(slots=True, eq=False)
@@ -33,10 +34,37 @@ class Choice:
     generation: int = -1
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Ties:
+    """What ties a kernel to the packs of one generation. A launch keeps to one of them, whoever changes the packs.
+
+    Attributes:
+        generation: of the active packs; of no packs, -1.
+        dims: scalar arguments that rows name.
+        tensors: tensor arguments that rows name, absent ones included.
+        defaults: values of such arguments for calls that leave them out.
+        configs: declared configs, then those of the packs.
+        positions: where among them the packs' configs stand.
+        memo: choices by kind of call.
+        lists: rows by number of the GPU.
+        prune: what torch.compile traces, once it has asked for it.
+    """
+
+    generation: int = -1
+    dims: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    configs: Sequence[Any] = ()
+    positions: Mapping[Config, int] = field(default_factory=dict)
+    memo: dict[Any, Choice] = field(default_factory=dict)
+    lists: dict[int | None, Shortlist] = field(default_factory=dict)
+    prune: Any = None
+
+
 def attempt(
     choice: Choice,
     launch: Callable[[], Any],
-    fall_back: Callable[[], Any],
+    fall_back: Callable[[], Any] | None,
     condemn: Callable[[Choice, Exception], None],
 ) -> Any:
     """Launches with a row's config; the first time with what the call falls back on at hand.
@@ -47,7 +75,7 @@ def attempt(
     Args:
         choice: a row's.
         launch: with the row's config.
-        fall_back: launches without it.
+        fall_back: launches without it; None where nothing but a row may answer.
         condemn: is told of a row that failed.
     """
     if choice.proven:
@@ -55,6 +83,11 @@ def attempt(
     try:
         launched = launch()
     except Exception as e:
+        if fall_back is None:
+            assert choice.offer is not None
+            row = choice.offer.row
+            e.add_note(f"tunefarm launched with the row {row.match.label} ({row.config}), and strictly so")
+            raise
         launched = fall_back()
         condemn(choice, e)
         return launched

@@ -11,6 +11,7 @@ name that Inductor asks nothing of, so that they, too, are part of the key of it
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 from tunefarm.config import Config
@@ -37,6 +38,8 @@ _offers: dict[str, Offer] = {}
 """By Inductor's key the rows for its kernels."""
 _ours: dict[str, dict[str, int]] = {}
 """What we have put into the table; entries of the user's are his."""
+_lock = threading.RLock()
+"""Kernels are compiled in several threads, and each may find that a row is not for one of them."""
 
 
 def follow() -> None:
@@ -66,14 +69,18 @@ def _wanted() -> bool:
 
 
 def _settle() -> None:
-    offers: dict[str, Offer] = {}
-    device = _device() if ACTIVE.activations else None
-    if device is not None:
-        offers = _listed(device)
-    entries = dict(_entry(key, offer.row.config) for key, offer in sorted(offers.items()))
-    _offers.clear()
-    _offers.update(offers)
-    _put(entries)
+    with _lock:
+        device = _device() if ACTIVE.activations else None
+        offers = _listed(device) if device is not None else {}
+        entries = dict(_entry(key, offer.row.config) for key, offer in sorted(offers.items()))
+        _offers.clear()
+        _offers.update(offers)
+        _put(entries)
+
+
+def _withdraw(name: str) -> None:
+    with _lock:
+        _put({key: entry for key, entry in _ours.items() if key != name})
 
 
 def _device() -> Device | None:
@@ -181,7 +188,7 @@ def _asked(name: str, source: str) -> str:
     reason = _why_not(offer, head) if offer is not None else f"no active pack has a row for this kernel ({name})"
     if offer is not None and reason:
         ACTIVE.warn_once(f"{kernel}: {reason}")
-        _put({key: entry for key, entry in _ours.items() if key != offer.table.source_hash})  # before Inductor looks
+        _withdraw(offer.table.source_hash)  # before Inductor looks
         offer = None
     ACTIVE.asked.update(
         (t.kernel, t.digest)
@@ -208,4 +215,7 @@ def _why_not(offer: Offer, head: str) -> str:
     if _is_mixed(config) and pinned(head, sizes) is None:
         return f"{config} is for another {SPLIT}, which this kernel's host code has fixed"
     small = [f"{name} >= {least}" for name, least in least_blocks(head).items() if sizes.get(name, least) < least]
-    return f"{config} is too small: the kernel's text needs {', '.join(small)}" if small else ""
+    if small:
+        return f"{config} is too small: the kernel's text needs {', '.join(small)}"
+    withdrawn = not _is_mixed(config) and offer.table.source_hash not in _ours
+    return f"{config} is not used any more: another kernel of this text needs larger blocks" if withdrawn else ""

@@ -31,12 +31,14 @@ class Signature:
         arguments: all parameters, in order.
         defaults: values of parameters that have one.
         specialised: parameters on whose divisibility and equality to 1 Triton specialises.
+        constexprs: parameters that are compiled in.
     """
 
     name: str
     arguments: tuple[str, ...]
     defaults: Mapping[str, Any]
     specialised: frozenset[str]
+    constexprs: frozenset[str]
 
 
 def jitted(kernel: Any) -> Any:
@@ -67,6 +69,7 @@ def signature_of(kernel: Any) -> Signature:
         arguments=tuple(parameters),
         defaults={name: p.default for name, p in parameters.items() if p.default is not inspect.Parameter.empty},
         specialised=frozenset(plain - exempt),
+        constexprs=frozenset(parameters) - plain,
     )
 
 
@@ -117,6 +120,20 @@ def problem_of(values: Mapping[str, Any], dims: tuple[str, ...], tensors: tuple[
             if is_aligned(value):
                 facts[name] = "div16"
     return Problem(dims=FrozenMap(found), dtypes=FrozenMap(dtypes), facts=FrozenMap(facts))
+
+
+def unfit(config: Config, signature: Signature) -> str:
+    """Why a config is none of a kernel, for people; empty if it is one.
+
+    A config decides what is compiled and how it is launched, and nothing that a call passes.
+    """
+    if strange := sorted(config.params.keys() - signature.constexprs):
+        return f"{strange[0]} is no constexpr of the kernel"
+    for name in config.options.keys() & set(LAUNCH_OPTIONS):
+        value, least = config.options[name], 0 if name == "num_stages" else 1
+        if (type(value) is not int or value < least) and (name, value) != ("maxnreg", None):
+            return f"{name} is {value!r}, no number >= {least}"
+    return ""
 
 
 def triton_config(config: Config, pre_hook: Any = None) -> Any:

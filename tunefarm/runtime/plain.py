@@ -65,7 +65,6 @@ def adopt_plain(kernel: Any) -> bool:
     kernel.__dict__[BINDING] = binding
     stock: type = type(kernel)
     kernel.__class__ = _obedient(stock)
-    ACTIVE.kernels.add(kernel)
     return True
 
 
@@ -95,7 +94,8 @@ def _obey(binding: Binding, choice: Choice, launch: Any, kwargs: dict[str, Any])
     assert choice.offer is not None
     options = choice.offer.row.config.options
     with_row = functools.partial(launch, **{**kwargs, **options})
-    return attempt(choice, with_row, functools.partial(launch, **kwargs), binding.condemn)
+    fall_back = functools.partial(launch, **kwargs)
+    return attempt(choice, with_row, None if ACTIVE.is_strict else fall_back, binding.condemn)
 
 
 def _refuse_traces(binding: Binding) -> None:
@@ -104,9 +104,7 @@ def _refuse_traces(binding: Binding) -> None:
 
     if torch._guards.TracingContext.try_get() is None or not binding.has_rows:
         return
-    terms = ACTIVE.terms
-    assert terms is not None
-    if terms.strict or terms.on_miss == "error":
+    if ACTIVE.is_strict:
         raise MissError(f"no row answers {binding.signature.name}: {UNTRACEABLE}", hint="call it outside torch.compile")
     ACTIVE.warn_once(f"{binding.signature.name}: {UNTRACEABLE}")
     ACTIVE.miss(binding.signature.name, Problem(), UNTRACEABLE).graphs += 1

@@ -4,7 +4,8 @@ A plain launch binds the arguments, works out what the compiler specialises on, 
 kernel up. Once a config is chosen and the kernel is compiled, all that is left is to see that a call is of the same
 kind. So for the classes of arguments that a kernel was called with, a function is written that takes the kernel's
 parameters, makes one key of dtypes, alignment, divisibility, devices and the values of dims, and launches what was kept
-under it. A call of any other kind goes the long way, as do all while a profiler's launch hooks are set.
+under it. A call of any other kind goes the long way, as do all while a profiler's launch hooks are set, and all on GPUs
+that are not NVIDIA's.
 """
 
 from __future__ import annotations
@@ -118,7 +119,11 @@ class Quick:
     def _is_plain(self) -> bool:
         """Whether nothing but the kernel has a part in a launch now, nor anything but config and call in its code."""
         from triton import knobs
+        from triton.runtime import driver
 
+        # Triton's backend for AMD also compiles in whether a tensor's storage is less than 2 GiB, and may change that.
+        if driver.active.get_current_target().backend != "cuda":
+            return False
         runtime = knobs.runtime
         hooks = runtime.launch_enter_hook, runtime.launch_exit_hook
         watched = any(getattr(hook, "calls", True) for hook in hooks) or self.tuner.fn.pre_run_hooks
@@ -159,6 +164,7 @@ class Quick:
             "_tf_tensors": frozenset((torch.Tensor, torch.nn.Parameter)), "_tf_active": ACTIVE,
             "_tf_device": torch._C._cuda_getDevice, "_tf_stream": driver.active.get_current_stream,
             "_tf_settings": vars(runtime), "_tf_settings_then": dict(vars(runtime)),
+            "_tf_compiling": vars(knobs.compilation), "_tf_compiling_then": dict(vars(knobs.compilation)),
             "_tf_pre_run": self.tuner.fn.pre_run_hooks,
             "_tf_enter": runtime.launch_enter_hook, "_tf_leave": runtime.launch_exit_hook,
             "_tf_used": used, "_tf_changed": lambda: any(g.get(name) != v for (name, _), (v, g) in used.items()),
@@ -167,7 +173,8 @@ class Quick:
         key: list[str] = []
         guards = [
             "_tf_rest", f"_tf_active.generation != {self.generation}", "_tf_used and _tf_changed()",
-            "_tf_pre_run", "_tf_settings != _tf_settings_then", "_tf_enter.calls", "_tf_leave.calls",
+            "_tf_pre_run", "_tf_settings != _tf_settings_then", "_tf_compiling != _tf_compiling_then",
+            "_tf_enter.calls", "_tf_leave.calls",
         ]  # fmt: skip
         for name, kind in kinds:
             optional = bool(parameters) and "=" in parameters[-1]

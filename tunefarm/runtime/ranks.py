@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from tunefarm.errors import InfrastructureError, PackError, UserError
@@ -38,6 +38,7 @@ class Word:
         reason: why it has none, or empty.
         stops: it would not go on without a pack.
         policy: what it would do about a disagreement.
+        terms: on which it would use a pack.
     """
 
     digest: str
@@ -45,10 +46,11 @@ class Word:
     reason: str
     stops: bool
     policy: str
+    terms: str
 
 
 def settle(
-    found: Pack | UserError, label: str, group: Any, policy: str = "error", *, stops: bool = False
+    found: Pack | UserError, label: str, group: Any, policy: str = "error", *, stops: bool = False, terms: str = ""
 ) -> tuple[Pack | UserError, str]:
     """The pack that all ranks of a group use from now on. All of them must call this, in the same order.
 
@@ -61,23 +63,25 @@ def settle(
         group: a process group of torch.distributed, or True for the default one.
         policy: `error` (ranks that differ all raise) or `rank0` (all take rank 0's pack, or go without if it has none).
         stops: without a pack this rank would raise `found`.
+        terms: on which it would use one, for people: from one pack other terms make other choices.
 
     Returns:
         The pack, or why all go without; and its label.
 
     Raises:
-        UserError: the ranks differ; `policy` is none of the two, or not the same everywhere; there is no such group.
+        UserError: the ranks differ; `policy` is none of the two; it or `terms` are not the same everywhere; there is no
+            such group.
         PackError: the ranks are to go without a pack, and one of them does not; one cannot read what rank 0 sent.
         InfrastructureError: a rank could not be reached.
     """
     if policy not in DISAGREEMENTS:
         raise UserError(f"on_disagreement is {policy!r}", hint=f"it is one of {', '.join(DISAGREEMENTS)}")
     group = _opened(group)
-    mine = _word(found, label, policy, stops=stops)
+    mine = replace(_word(found, label, policy, stops=stops), terms=terms)
     words = [Word(**json.loads(text)) for text in _said_by_all(json.dumps(asdict(mine)), group)]
-    if len({word.policy for word in words}) > 1:
-        said = _by_rank(word.policy for word in words)
-        raise UserError(f"ranks differ in on_disagreement: {said}", hint="give all of them the same")
+    for what, said in (("on_disagreement", [w.policy for w in words]), ("their terms", [w.terms for w in words])):
+        if len(set(said)) > 1:
+            raise UserError(f"ranks differ in {what}: {_by_rank(said)}", hint="give all of them the same")
     first = words[0]
     differ = len({word.digest for word in words}) > 1
     if differ and policy == "error":
@@ -97,8 +101,8 @@ def settle(
 
 def _word(found: Pack | UserError, label: str, policy: str, *, stops: bool) -> Word:
     if isinstance(found, UserError):
-        return Word(digest=NONE, label=label, reason=str(found), stops=stops, policy=policy)
-    return Word(digest=found.digest, label=label, reason="", stops=False, policy=policy)
+        return Word(digest=NONE, label=label, reason=str(found), stops=stops, policy=policy, terms="")
+    return Word(digest=found.digest, label=label, reason="", stops=False, policy=policy, terms="")
 
 
 def _without(leader: Word | None, words: Sequence[Word]) -> PackError:

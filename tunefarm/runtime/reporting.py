@@ -117,6 +117,7 @@ class Report:
 
 def report() -> Report:
     """What the active packs did so far in this process."""
+    # Other threads go on meanwhile: a list is made of all at once.
     return Report(
         packs=tuple(activation.label for activation in ACTIVE.activations),
         hits=tuple(
@@ -124,13 +125,13 @@ def report() -> Report:
                 kernel=kernel, step=offer.how, match=offer.row.match.label, config=str(offer.row.config),
                 pack=offer.activation.label, launches=tally.launches, graphs=tally.graphs,
             )
-            for (kernel, offer), tally in ACTIVE.hits.items()
+            for (kernel, offer), tally in list(ACTIVE.hits.items())
         ),
         misses=tuple(
             Miss(kernel=kernel, problem=problem, reason=reason, launches=tally.launches, graphs=tally.graphs)
-            for (kernel, problem, reason), tally in ACTIVE.misses.items()
+            for (kernel, problem, reason), tally in list(ACTIVE.misses.items())
         ),
-        refused=tuple(dict.fromkeys(reason for reasons in ACTIVE.refused.values() for reason in reasons)),
+        refused=tuple(dict.fromkeys(reason for reasons in list(ACTIVE.refused.values()) for reason in reasons)),
         never_asked=tuple(
             f"{table.kernel} on {table.device.name} ({activation.label})"
             for activation in ACTIVE.activations
@@ -200,7 +201,8 @@ def write_report(folder: Path) -> Path:
 def write_at_exit(folder: str) -> None:
     """Writes a report when this process ends. What keeps it from that is logged, now if it shows, and harms nobody."""
     atexit.unregister(_write_quietly)
-    atexit.register(_write_quietly, folder)
+    # The job may be in another folder by then.
+    atexit.register(_write_quietly, folder, Path(folder).absolute())
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -209,9 +211,9 @@ def write_at_exit(folder: str) -> None:
         _tell(folder, error)
 
 
-def _write_quietly(folder: str) -> None:
+def _write_quietly(folder: str, where: Path) -> None:
     try:
-        write_report(Path(folder))
+        write_report(where)
     except OSError as error:
         _tell(folder, error)
 

@@ -53,9 +53,12 @@ def find_packs(source: str | Path | Pack, *, thoroughly: bool = False) -> Found:
         raise PackError("the source has no name", hint="name a pack, or a folder of packs")
     label, read = str(source), load_pack if thoroughly else open_pack
     with _place(label) as place:
-        if not place.exists():
-            raise PackError("no such file", file=label, hint="packs are written by `tunefarm sweep`")
-        files = sorted(place.glob("*.json")) if place.is_dir() else [place]
+        try:
+            if not place.exists():
+                raise PackError("no such file", file=label, hint="packs are written by `tunefarm sweep`")
+            files = sorted(place.glob("*.json")) if place.is_dir() else [place]
+        except OSError as error:  # a name that is too long, a folder that may not be looked into
+            raise PackError(f"cannot be read: {error.strerror}", file=label) from None
         if not files:
             raise PackError("is a folder without packs", file=label, hint="its *.json files are taken")
         packs: list[tuple[str, Pack]] = []

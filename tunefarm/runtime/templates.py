@@ -13,11 +13,12 @@ Nothing of torch is imported before a pack with such rows is active.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
-from tunefarm.choosing import Chooser, choose, obstacle, refresh, template_hash
-from tunefarm.config import LIBRARY, Config
+from tunefarm.choosing import Answer, Chooser, choose, obstacle, refresh, template_hash
+from tunefarm.config import LIBRARY
 from tunefarm.device import Device
 from tunefarm.document import digest
 from tunefarm.errors import MissError
@@ -27,7 +28,7 @@ from tunefarm.limits import no_tile, too_many_threads, too_shallow
 from tunefarm.pack import Pack, Row, Table
 from tunefarm.runtime.active import ACTIVE, Tally
 from tunefarm.runtime.kernels import CURRENT, device_at, triton_version
-from tunefarm.runtime.lookup import Shortlist, explain, find, shortlist
+from tunefarm.runtime.lookup import Offer, Shortlist, explain, find, shortlist
 
 LAYER = 2
 _BLOCKS = {"BLOCK_M", "BLOCK_N", "BLOCK_K"}
@@ -36,6 +37,8 @@ _NAMES = {*_BLOCKS, "GROUP_M", "num_warps", "num_stages"}
 
 _end: Callable[[], None] | None = None
 _lists: dict[tuple[int, str, int | None], Shortlist] = {}
+_bad: dict[Row, str] = {}
+"""Rows whose configs could not be compiled here, and why."""
 
 
 def check_inductor(pack: Pack, *, strict: bool) -> None:
@@ -56,6 +59,7 @@ def follow() -> None:
     """Lets Inductor obey the active packs if they have rows for it, and leaves it alone otherwise."""
     global _end
     _lists.clear()
+    _bad.clear()
     if not _tables():
         if _end is not None:
             _end()
@@ -75,8 +79,8 @@ def _tables() -> list[Table]:
     return [table for a in ACTIVE.activations for table in a.pack.tables if table.layer == LAYER]
 
 
-def _answer(gemm: Gemm, index: int | None, counts: bool) -> Config | None:
-    """The config of the row that is for a product; None if there is none."""
+def _answer(gemm: Gemm, index: int | None, counts: bool) -> Answer | None:
+    """What the row says that is for a product; None if there is none."""
     if not any(table.kernel == gemm.op for table in _tables()):
         return None
     listed = _listed(gemm.op, index)
@@ -84,21 +88,36 @@ def _answer(gemm: Gemm, index: int | None, counts: bool) -> Config | None:
     if offer is not None:
         if counts:
             ACTIVE.hits.setdefault((gemm.op, offer), Tally()).graphs += 1
-        return offer.row.config
+        # Another Triton may make of a config what this device cannot hold, and Inductor has nothing else to try.
+        doubtful = offer.table.key_parts.get("triton") != triton_version()
+        return Answer(config=offer.row.config, failed=functools.partial(_failed, gemm, offer) if doubtful else None)
     if counts:
-        reason = gemm.refusal or explain(listed.offers, listed.refused, gemm.problem, gemm.problem.dtypes)
-        ACTIVE.miss(gemm.op, gemm.problem, reason).graphs += 1
-        terms = ACTIVE.terms
-        if terms is not None and (terms.strict or terms.on_miss == "error"):
-            raise MissError(f"no row of the active packs is for {gemm.op} {gemm.problem.key}\n{reason}",
-                            hint="sweep this product, or activate with on_miss='stock'")  # fmt: skip
+        _missed(gemm, gemm.refusal or explain(listed.offers, listed.refused, gemm.problem, gemm.problem.dtypes))
     return None
+
+
+def _missed(gemm: Gemm, reason: str) -> None:
+    ACTIVE.miss(gemm.op, gemm.problem, reason).graphs += 1
+    if ACTIVE.is_strict:
+        raise MissError(f"no row of the active packs is for {gemm.op} {gemm.problem.key}\n{reason}",
+                        hint="sweep this product, or activate with on_miss='stock'")  # fmt: skip
+
+
+def _failed(gemm: Gemm, offer: Offer, error: Exception) -> None:
+    """Uses a row no more, whose config could not be compiled; it was counted for a hit."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    reason = _bad[offer.row] = f"cannot be compiled here: {type(error).__name__}: {first}"
+    ACTIVE.warn_once(f"{gemm.op}: {offer.row.config} {reason}")
+    ACTIVE.hits[gemm.op, offer].graphs -= 1
+    _lists.clear()
+    _missed(gemm, f"  its row's config {offer.row.config} {reason}")
 
 
 def _listed(op: str, index: int | None) -> Shortlist:
     """The rows for an operation on a device; what is wrong with other tables is said once."""
     place = ACTIVE.generation, op, index
-    if place not in _lists:
+    found = _lists.get(place)
+    if found is None:
         import torch
 
         device = device_at(CURRENT if index is None else index)
@@ -109,14 +128,17 @@ def _listed(op: str, index: int | None) -> Shortlist:
             torch=public(str(torch.__version__)),
         )  # fmt: skip
         ACTIVE.asked.update((table.kernel, table.digest) for table in _tables() if table.kernel == op)
-        reasons = {offer: _misfit(offer.row, offer.activation.device or device) for offer in found.offers}
+        reasons = {
+            offer: _bad.get(offer.row) or _misfit(offer.row, offer.activation.device or device)
+            for offer in found.offers
+        }
         odd = tuple(f"{op}: {offer.row.config} {reason}" for offer, reason in reasons.items() if reason)
         found = replace(found, offers=tuple(o for o, r in reasons.items() if not r), refused=(*found.refused, *odd))
         for message in (*found.notes, *found.refused):
             ACTIVE.warn_once(message)
         ACTIVE.refused[op] = found.refused
-        _lists[place] = found
-    return _lists[place]
+        _lists[place] = found  # which another thread may clear at once
+    return found
 
 
 def _misfit(row: Row, device: Device) -> str:
@@ -137,7 +159,7 @@ def _misfit(row: Row, device: Device) -> str:
     if failure := next(filter(None, failures), None):
         return f"cannot be compiled: {failure.message}"
     # What a row says that it takes, the lookup has compared.
-    taken = in_flight_bytes(config, operands) if row.code is None else 0
+    taken = in_flight_bytes(config, operands, row.match.dims) if row.code is None else 0
     if taken <= device.shared_bytes:
         return ""
     return f"takes {taken} bytes of shared memory, a block on {device.name} has {device.shared_bytes}"

@@ -29,7 +29,7 @@ def adopt_as_made() -> None:
 
 def _watch(module: ModuleType) -> None:
     base: Any = vars(module)["Autotuner"]
-    if not hasattr(base.__init__, "__wrapped__"):
+    if not getattr(base.__init__, "watched", False):
         _watch_class(base)
         base.__init_subclass__ = classmethod(_watch_class)
 
@@ -46,23 +46,18 @@ def _watch_class(cls: Any) -> None:
         if type(self).__init__ is init:
             _adopt(self)
 
+    init.watched = True  # type: ignore[attr-defined]
     cls.__init__ = init
 
 
 def _adopt(tuner: Any) -> None:
-    from tunefarm.runtime.autotuner import adopt
+    from tunefarm.runtime.autotuner import ADOPTED, adopt
+    from tunefarm.runtime.kernels import jitted
 
     # torch.compile makes autotuners of its own around a kernel it traces, of the one config that our own left it.
-    seen = {id(_jitted(other)) for other in ACTIVE.kernels}
     named = {table.kernel for activation in ACTIVE.activations for table in activation.pack.tables}
-    if tuner.base_fn.__name__ in named and id(_jitted(tuner)) not in seen:
+    if tuner.base_fn.__name__ in named and ADOPTED not in jitted(tuner).__dict__:
         adopt(tuner, owned=False)
-
-
-def _jitted(layer: Any) -> Any:
-    while hasattr(layer.fn, "fn"):
-        layer = layer.fn
-    return layer
 
 
 class _Finder(importlib.abc.MetaPathFinder):

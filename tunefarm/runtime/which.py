@@ -10,6 +10,7 @@ from typing import Any
 from tunefarm.config import Value, read_value
 from tunefarm.device import Device
 from tunefarm.errors import UserError
+from tunefarm.generated import public
 from tunefarm.pack import Row, Table
 from tunefarm.problem import Problem, read_dtype
 from tunefarm.runtime.kernels import problem_of
@@ -25,12 +26,16 @@ class Here:
         source_hash: of the kernel there.
         device: the GPU.
         triton: the version of Triton.
+        layer: who asks.
+        torch: the version of torch, if Inductor does.
     """
 
     kernel: str
     source_hash: str
     device: Device
     triton: str
+    layer: int = 1
+    torch: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +69,9 @@ class _Tensor:
 
 
 def here_of(
-    activation: Activation, kernel: str, device: Device, *, source_hash: str = "", triton: str = ""
-) -> tuple[Here, tuple[Table, ...]]:
+    activation: Activation, kernel: str, device: Device, *, source_hash: str = "", triton: str = "", layer: int = 0,
+    torch: str = "",
+) -> tuple[Here, tuple[Table, ...]]:  # fmt: skip
     """Where a call would run; what nobody says is as the pack's tables of the kernel have it.
 
     Args:
@@ -74,14 +80,18 @@ def here_of(
         device: the GPU.
         source_hash: of the kernel, or how it begins.
         triton: the version of Triton.
+        layer: who asks; 0 if nobody says.
+        torch: the version of torch.
 
     Raises:
         UserError: the pack has no table of the kernel, or its tables differ in what nobody said.
     """
-    tables = tuple(table for table in activation.pack.tables if table.kernel == kernel)
+    tables = tuple(t for t in activation.pack.tables if t.kernel == kernel and layer in (0, t.layer))
     if not tables:
         known = ", ".join(sorted({table.kernel for table in activation.pack.tables})) or "none at all"
         raise UserError(f"has no table of kernel {kernel}", file=activation.label, hint=f"it has {known}")
+    layer = int(_only("--layer", activation, kernel, dict.fromkeys(str(table.layer) for table in tables)))
+    releases = dict.fromkeys(str(table.key_parts.get("torch", "")) for table in tables)
     hashes = dict.fromkeys(table.source_hash for table in tables)
     begun = [known for known in hashes if source_hash and known.startswith(source_hash)]
     versions = dict.fromkeys(str(table.key_parts.get("triton")) for table in tables)
@@ -90,6 +100,8 @@ def here_of(
         source_hash=begun[0] if len(begun) == 1 else source_hash or _only("--source-hash", activation, kernel, hashes),
         device=device,
         triton=triton or _only("--triton", activation, kernel, versions),
+        layer=layer,
+        torch="" if layer == 1 else public(torch) or _only("--torch", activation, kernel, releases),
     )
     return here, tables
 
@@ -144,8 +156,11 @@ def ask(
             values[name] = _tensor(name, arguments[name], dtypes.get(name, set()))
     problem = problem_of(values, dims, tensors)
     specialised = {*dims, *tensors} - unspecialised
-    listed = shortlist([activation], here.kernel, here.source_hash, here.device, here.triton)
-    offer = find(listed.offers, problem, specialised)
+    listed = shortlist(
+        [activation], here.kernel, here.source_hash, here.device, here.triton, layer=here.layer, torch=here.torch
+    )
+    # Inductor asks for generated kernels by their text, which holds all else.
+    offer = find(listed.offers, problem, specialised) if here.layer != 3 else next(iter(listed.offers), None)
     # Offers are sorted by step: those in front of the first that is as near as the answer are nearer ones.
     passed = list(takewhile(lambda other: offer is None or other.step is not offer.step, listed.offers))
     nearer = explain(passed, (), problem, specialised).splitlines() if passed else []
