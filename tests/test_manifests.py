@@ -72,6 +72,35 @@ def test_every_file_is_part_of_something_that_is_tested() -> None:
     assert set(MANIFESTS.rglob("*.yaml")) == files
 
 
+def takes(labels: dict[str, str], pod: Document) -> bool:
+    """Whether a node of these labels may have the pod, as the scheduler judges what our manifests say."""
+    affinity = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = affinity["nodeSelectorTerms"]
+    assert {e["operator"] for e in term["matchExpressions"]} == {"NotIn"}
+    return all(labels.get(name) == value for name, value in pod["nodeSelector"].items()) and all(
+        labels.get(e["key"]) not in e["values"] for e in term["matchExpressions"]
+    )
+
+
+def test_workers_go_to_whole_gpus_and_to_nothing_else() -> None:
+    """Labels as NVIDIA's operator sets them: it names its strategy for MIG on nodes that have no MIG, too."""
+    product = "NVIDIA-H100-80GB-HBM3"
+    whole = {"nvidia.com/gpu.product": product, "nvidia.com/gpu.sharing-strategy": "none",
+             "nvidia.com/mig.capable": "true", "nvidia.com/mig.config": "all-disabled",
+             "nvidia.com/mig.strategy": "single"}  # fmt: skip
+    pod = find(everything("prod"), "RayJob", "sm-90")["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["template"]
+    assert takes(whole, pod["spec"])
+    assert takes({"nvidia.com/gpu.product": product}, pod["spec"])
+    for other in (
+        {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"},
+        {"nvidia.com/gpu.product": f"{product}-SHARED", "nvidia.com/gpu.sharing-strategy": "time-slicing"},
+        {"nvidia.com/gpu.sharing-strategy": "time-slicing"},
+        {"nvidia.com/gpu.sharing-strategy": "mps"},
+        {"nvidia.com/gpu.product": f"{product}-MIG-1g.10gb", "nvidia.com/mig.config": "all-1g.10gb"},
+    ):
+        assert not takes(whole | other, pod["spec"]), other
+
+
 def test_overlays_differ_in_what_a_submission_may_cost() -> None:
     assert {o: (submitted(o).cap_gpu_hours, submitted(o).gpu_hours) for o in OVERLAYS} == {
         "dev": (6.0, 6.0), "prod": (64.0, 48.0),
