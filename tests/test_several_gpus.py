@@ -16,7 +16,7 @@ from tunefarm.bench.meter import Answer, Answers, Question
 from tunefarm.config import Config
 from tunefarm.fleet.inline import InlineFleet
 from tunefarm.plan import Target
-from tunefarm.trial import FINAL, Failure, Measurement, Outcome
+from tunefarm.trial import FAILURES, FINAL, Failure, Measurement, Outcome
 
 SPACE = {"BLOCK": {"pow2": [16, 512]}, "MARK": [0, 1], "num_warps": [1, 2, 4, 8]}
 
@@ -107,6 +107,12 @@ def test_a_gpu_that_is_broken_gets_no_more_work_and_says_why(
     played = shared(tmp_path, two, store, **fault)  # type: ignore[arg-type]
     assert any("gets no more work" in notice for notice in played.notices)
     assert any(re.search(evidence, notice) for notice in played.notices)
+    # It is the slower one, or the one that alone is wrong, whichever of them came first.
+    assert not any("measure-0" in notice for notice in played.notices)
+    # Of what it said while nobody knew, nothing is held against a candidate that is right on the other.
+    assert not {trial.outcome for result in played.results for trial in result.trials} & FAILURES
+    assert not events(played.ledger, "failed")
+    assert all(result.winner and result.winner.config != DEFAULT for result in played.results)
 
 
 def test_the_last_gpu_of_its_kind_stays(tmp_path: Path, store: Path) -> None:
