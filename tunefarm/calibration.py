@@ -3,8 +3,8 @@
 Cards of one kind were seen to differ by some percent on the same configs, and not by one factor for all kernels. So
 the first GPU of a study sets its scale, and each other one measures the best candidate so far before its first answers
 count: what it takes longer or shorter is taken out of everything that it measures for this study. Finals are held on
-one GPU, so they need none of it. A GPU that is slower by more than cards differ, or gets wrong what is right elsewhere, is
-accused: it throttles, is shared, or is broken. What it has answered and the search does not know yet is asked anew.
+one GPU, so they need none of it. A GPU that is slower by more than cards differ, or gets wrong what is right elsewhere,
+is accused: it throttles, is shared, or is broken. What it has answered and the search does not know yet is asked anew.
 """
 
 from __future__ import annotations
