@@ -129,6 +129,24 @@ def test_commands_are_the_command_line_s() -> None:
         assert len(context.params["experiments"]) == 1
 
 
+def test_prometheus_finds_a_driver_s_metrics_and_may_ask_for_them() -> None:
+    documents = everything("prod")
+    policy = find(documents, "NetworkPolicy", "prometheus")["spec"]
+    allowed = {port["port"] for entry in policy["ingress"] for port in entry["ports"]}
+    for name in ("sm-80", "sm-90"):
+        job = find(documents, "RayJob", name)["spec"]
+        words = shlex.split(job["entrypoint"])
+        told = {word: words[place + 1] for place, word in enumerate(words) if word.startswith("--metrics")}
+        assert told["--metrics-address"] == "0.0.0.0"
+        pod = job["rayClusterSpec"]["headGroupSpec"]["template"]
+        marks = pod["metadata"]["annotations"]
+        assert (marks["prometheus.io/scrape"], marks["prometheus.io/port"]) == ("true", told["--metrics-port"])
+        assert int(told["--metrics-port"]) in allowed
+        assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        # KubeRay makes the head's service of the ports that are listed, and of its own only where none is.
+        assert "ports" not in pod["spec"]["containers"][0]
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")  # MLflow's, about its own annotations, as its commands are imported
 @pytest.mark.parametrize("kind", ["Deployment", "Job"])
 def test_commands_of_mlflow_are_mlflow_s(kind: str) -> None:
