@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from test_schedule import gpu, joined, lose, measure, submit
+from test_schedule import H100, gpu, joined, lose, measure, submit
 
 from tunefarm.schedule.events import Action, GiveUp, Limits, Submitted, WorkerJoined, WorkerLeft
 from tunefarm.schedule.machine import step
+from tunefarm.schedule.standing import stand
 
 
 def given_up(actions: list[Action]) -> dict[str, str]:
@@ -23,6 +24,8 @@ def test_a_job_for_one_worker_ends_with_it_and_keeps_nobody_waiting() -> None:
     step(state, WorkerJoined(worker=gpu("c")), 3.0)
     running, waiting = submit(state, measure("x", where="sm_90"), measure("y", on="c"))
     assert (running.worker, waiting.worker) == ("b", "c")
-    submit(state, measure("z", on="c"))
+    submit(state, measure("z", where=H100.key, on="c"))
+    # To dashboards they are jobs for its device: names of workers would be labels without end.
+    assert {place for (_, place), _ in stand(state).jobs} == {"sm_90", "", H100.key}
     assert given_up(lose(state, waiting, 4.0)).keys() == {"y", "z"}  # c is in quarantine for it
     assert (state.num_open, state.wake_s is None or state.wake_s > 4.0) == (1, True)
