@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -85,6 +86,20 @@ def test_finals_are_held_again_on_a_second_gpu(tmp_path: Path, two: InlineFleet,
     again = shared(tmp_path, two, store, slower=1.02)
     assert [r.winner for r in again.results] == [r.winner for r in played.results]
     assert len(events(again.ledger, "replicated")) == 2
+
+
+def test_a_driver_that_died_after_the_finals_is_not_spared_the_second_gpu(
+    tmp_path: Path, two: InlineFleet, store: Path
+) -> None:
+    played = shared(tmp_path, two, store, twist=0.3)
+    told = events(played.ledger, "replicated")
+    lines = played.ledger.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line)["event"] not in ("replicated", "winner")]
+    assert len(kept) < len(lines)
+    played.ledger.write_text("".join(kept))
+    again = shared(tmp_path, two, store, twist=0.3)
+    assert [r.winner for r in again.results] == [r.winner for r in played.results]
+    assert [e["worker"] for e in events(again.ledger, "replicated")] == [e["worker"] for e in told]
 
 
 def test_a_winner_that_a_second_gpu_does_not_confirm_gives_way_to_the_default(
