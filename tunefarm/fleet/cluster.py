@@ -162,18 +162,27 @@ def nodes() -> list[Node]:
     return sorted(found, key=lambda node: node.id)
 
 
-def settled(patience_s: float) -> list[Node]:
+def settled(patience_s: float, *, gpus: bool = False) -> list[Node]:
     """The nodes, once one of them has CPUs: a cluster may need a moment to say what it has.
 
+    Args:
+        patience_s: seconds.
+        gpus: GPUs are waited for as well, as nodes may still be starting; without any, who wants one says so.
+
     Raises:
-        InfrastructureError: none has in time.
+        InfrastructureError: no node has CPUs in time.
     """
     give_up_s = time.monotonic() + patience_s
-    while not sum(node.num_cpus for node in nodes()):
+    while True:
+        there = nodes()
+        has = total(there)
+        if has["CPU"] and (has["GPU"] or not gpus):
+            return there
         if time.monotonic() > give_up_s:
-            raise InfrastructureError(f"the Ray cluster has no CPUs: {describe(total(nodes()))}")
+            if has["CPU"]:
+                return there
+            raise InfrastructureError(f"the Ray cluster has no CPUs: {describe(has)}")
         time.sleep(0.1)
-    return nodes()
 
 
 def usable_cpus(wanted: Sequence[Node]) -> dict[str, int]:

@@ -224,7 +224,7 @@ class RayFleet:
         self._watch: threading.Thread | None = None
         self._owns_cluster = connect(address, use_gpus=probe is not None, insecure=insecure)
         try:
-            there = settled(startup_s)
+            there = settled(startup_s, gpus=probe is not None and num_measure != 0 and not self._owns_cluster)
             self._take_in(there, num_measure, num_builders)
             if not self._owns_cluster:
                 following = {node.id for node in there}
