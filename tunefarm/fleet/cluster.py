@@ -104,7 +104,8 @@ def connect(address: str | None, *, use_gpus: bool, insecure: bool) -> bool:
             else ""
         )
         raise InfrastructureError(f"no Ray cluster at {address or 'this machine'}: {error}", hint=hint) from error
-    if address is not None and not _port(address) and not insecure:  # `auto`: only now it is known where that is
+    unheard = answer is Answer.SILENT and not (address or "").startswith("ray://")
+    if address is not None and unheard and not insecure:  # `auto`, of which only now it is known where it is, or slow
         try:
             where = ray.get_runtime_context().gcs_address
             _refuse_open(where, ask_without_token(where, _REACH_S))
