@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from test_fleet import wait_until
 
-from tunefarm.device import nominal
+from tunefarm.device import Device, nominal
 from tunefarm.dispatch import Dispatch
 from tunefarm.errors import InfrastructureError, SpecError, WorkerLost
 from tunefarm.fleet import cluster as door
@@ -95,6 +95,27 @@ def test_gpus_that_come_after_cpus_are_waited_for_and_no_longer_than_said(nodes:
         fleet = opened.result(90)
     try:
         assert [worker.device for worker in by_role(fleet, "measure")] == [nominal("sm_90")]
+    finally:
+        fleet.close()
+
+
+def a_device_unless(broken: Path) -> Device:
+    if broken.exists():
+        raise InfrastructureError("the GPU has fallen off the bus")
+    return H200
+
+
+def test_a_node_that_comes_with_a_broken_gpu_may_still_build(
+    nodes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes(num_cpus=1, num_gpus=1)
+    fleet = RayFleet(probe=partial(a_device_unless, tmp_path / "broken"))
+    try:
+        (tmp_path / "broken").touch()
+        nodes(num_cpus=1, num_gpus=1)
+        assert wait_until(lambda: len(by_role(fleet, "build")) == 2, 60)
+        assert [worker.device for worker in by_role(fleet, "measure")] == [H200]
+        assert "left out: the GPU has fallen off the bus" in caplog.text
     finally:
         fleet.close()
 

@@ -204,7 +204,7 @@ def _probe(visible: Sequence[str]) -> dict[str, Device]:
     )
     try:
         asked = [(f"GPU {name}", scouts.submit(probe, w.name)) for name, w in zip(visible, scouts.workers, strict=True)]
-        told = zip(visible, heard(asked, all_of_them=False), strict=True)
+        told = zip(visible, heard(asked, least=1), strict=True)
         return {name: device for name, device in told if device is not None}
     finally:
         scouts.close()

@@ -168,19 +168,19 @@ def _notice(text: str) -> None:
         logger.warning("%s", text)
 
 
-def heard(asked: Sequence[tuple[str, Future[Device]]], *, all_of_them: bool) -> list[Device | None]:
+def heard(asked: Sequence[tuple[str, Future[Device]]], *, least: int) -> list[Device | None]:
     """What GPUs say of themselves; one that cannot is left out, and that is said.
 
     Args:
         asked: what to call each, and its answer.
-        all_of_them: none may be left out.
+        least: how many must be there in the end.
 
     Raises:
-        Exception: of the first that cannot, if none may be left out, or there would be none.
+        Exception: of the first that cannot, if fewer are left.
     """
     errors = [future.exception() for _, future in asked]
     failed = [error for error in errors if error is not None]
-    if failed and (all_of_them or len(failed) == len(asked)):
+    if failed and len(asked) - len(failed) < least:
         raise failed[0]
     for (name, _), error in zip(asked, errors, strict=True):
         if error is not None:

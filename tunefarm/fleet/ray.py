@@ -275,7 +275,9 @@ class RayFleet:
         seats = [] if num_measure == 0 else self._seats(there, num_measure)
         measuring = [self._worker("measure", node) for node in seats]
         if measuring and self._probe is not None:
-            measuring = self._introduced(measuring, self._probe, all_of_them=num_measure is not None)
+            # At the start there must be one, or as many as were asked for.
+            least = 0 if self._watch is not None else 1 if num_measure is None else num_measure
+            measuring = self._introduced(measuring, self._probe, least)
         own = {node.id: node.num_cpus for node in there if node.num_cpus}
         cpus = own if self._owns_cluster else usable_cpus([node for node in there if node.id in own])
         desks = [node for desk in range(max(cpus.values(), default=0)) for node in there if cpus.get(node.id, 0) > desk]
@@ -324,12 +326,12 @@ class RayFleet:
         start = partial(RayProcess, name, options, environment, self._startup_s, spare, self._look)
         return Post(name, start, self._packed)
 
-    def _introduced(self, workers: Sequence[Worker], probe: Callable[[], Device], *, all_of_them: bool) -> list[Worker]:
+    def _introduced(self, workers: Sequence[Worker], probe: Callable[[], Device], least: int) -> list[Worker]:
         """Measuring workers with the GPU that each holds, or is to hold; those that have none are left out."""
         posts = {worker.name: self._post(worker, has_spare=self._owns_cluster) for worker in workers}
         try:
             asked = [(f"{worker.name} on {worker.node}", posts[worker.name].submit(probe)) for worker in workers]
-            told = heard(asked, all_of_them=all_of_them)
+            told = heard(asked, least=least)
         except BaseException:
             close_all(posts.values())
             raise
