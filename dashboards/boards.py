@@ -171,6 +171,22 @@ QUALITY = Board(
             one("Disturbed", "Measurements that stayed disturbed after they were taken again.",
                 "sum by (device, cause) (tunefarm_measurements_disturbed_total)", "{{device}} {{cause}}"),
         )),
+        ("GPUs, as those who measured saw them", (
+            one("Clock while measuring", "Half of the measurements ended at a higher SM clock.",
+                "histogram_quantile(0.5, sum by (device, le) "
+                "(rate(tunefarm_measurement_clock_hertz_bucket[$__rate_interval])))", "{{device}}", unit="hertz"),
+            one("Temperature while measuring", "Nine tenths of the measurements ended at a lower one.",
+                "histogram_quantile(0.9, sum by (device, le) "
+                "(rate(tunefarm_measurement_temperature_celsius_bucket[$__rate_interval])))", "{{device}}",
+                unit="celsius"),
+            one("Drift", "Nine times in ten a fixed piece of work took no longer than this, beyond its best time.",
+                "histogram_quantile(0.9, sum by (device, le) "
+                "(rate(tunefarm_measurement_drift_ratio_bucket[$__rate_interval])))", "{{device}}",
+                unit="percentunit"),
+            one("GPUs of one kind", "What times were multiplied by to be those of a study's first GPU, at the median.",
+                "histogram_quantile(0.5, sum by (device, le) "
+                "(rate(tunefarm_measurement_calibration_ratio_bucket[$__rate_interval])))", "{{device}}"),
+        )),
         ("GPUs, by dcgm-exporter", (
             one("SM clock", "Unlocked clocks wander, and times with them.",
                 "avg by (Hostname, gpu) (DCGM_FI_DEV_SM_CLOCK) * 1e6", "{{Hostname}} GPU {{gpu}}", unit="hertz"),

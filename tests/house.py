@@ -190,6 +190,7 @@ HOUSE = """
     renewal
 
     cli
+    cli.mounts
     cli.folders
     cli.terminal            rich
     cli.opening             torch triton

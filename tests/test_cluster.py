@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from test_fleet import wait_until
 
-from tunefarm.device import nominal
+from tunefarm.device import Device, nominal
 from tunefarm.dispatch import Dispatch
-from tunefarm.errors import InfrastructureError, WorkerLost
+from tunefarm.errors import InfrastructureError, SpecError, WorkerLost
 from tunefarm.fleet import cluster as door
 from tunefarm.fleet.cluster import LABEL, label_of
 from tunefarm.fleet.ray import RayFleet
@@ -78,6 +78,44 @@ def test_workers_stand_for_the_device_of_their_node_and_follow_nodes(nodes: Any)
         again = next(w.name for w in fleet.workers if w.device == A100)
         assert again != a100
         assert fleet.submit(say_nothing, again).result(60) is None
+    finally:
+        fleet.close()
+
+
+def test_gpus_that_come_after_cpus_are_waited_for_and_no_longer_than_said(nodes: Any) -> None:
+    """TF-104."""
+    nodes(num_cpus=1)
+    probe = partial(nominal, "sm_90")
+    with pytest.raises(SpecError, match="the cluster has no GPU"):
+        RayFleet(probe=probe, startup_s=1.0)
+    with ThreadPoolExecutor(1) as pool:
+        opened = pool.submit(partial(RayFleet, probe=probe, startup_s=60.0))
+        wait([opened], timeout=3.0)
+        nodes(num_gpus=1)
+        fleet = opened.result(90)
+    try:
+        assert [worker.device for worker in by_role(fleet, "measure")] == [nominal("sm_90")]
+    finally:
+        fleet.close()
+
+
+def a_device_unless(broken: Path) -> Device:
+    if broken.exists():
+        raise InfrastructureError("the GPU has fallen off the bus")
+    return H200
+
+
+def test_a_node_that_comes_with_a_broken_gpu_may_still_build(
+    nodes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes(num_cpus=1, num_gpus=1)
+    fleet = RayFleet(probe=partial(a_device_unless, tmp_path / "broken"))
+    try:
+        (tmp_path / "broken").touch()
+        nodes(num_cpus=1, num_gpus=1)
+        assert wait_until(lambda: len(by_role(fleet, "build")) == 2, 60)
+        assert [worker.device for worker in by_role(fleet, "measure")] == [H200]
+        assert "left out: the GPU has fallen off the bus" in caplog.text
     finally:
         fleet.close()
 

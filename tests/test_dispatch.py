@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from tunefarm.dispatch import Dispatch, Done
 from tunefarm.errors import InfrastructureError, SpecError, WorkerLost
 from tunefarm.fleet.inline import InlineFleet
 from tunefarm.schedule.events import Budget, Job, Limits
-from tunefarm.seams import Fleet
+from tunefarm.seams import Fleet, Worker
 from tunefarm.will import leave
 
 
@@ -153,6 +154,40 @@ def test_a_job_that_takes_too_long_is_killed(own: InlineFleet) -> None:
     ended = finish(dispatch)
     assert ended["slow"].condemned == "build-0 was killed after 0.5 s; build-0 was killed after 0.5 s"
     assert ended["next"].value == 2
+
+
+@dataclass
+class Scripted:
+    """A fleet, and the clock of who looks at it, that do as they are told."""
+
+    workers: list[Worker]
+    asked: list[Future[Any]]
+    now_s: float = 0.0
+
+    def now(self) -> float:
+        return self.now_s
+
+    def submit(self, job: Any, where: str) -> Future[Any]:
+        self.asked.append(Future())
+        return self.asked[-1]
+
+    def close(self) -> None:
+        pass
+
+
+def test_what_is_lost_too_late_while_others_leave_is_tried_again() -> None:
+    """Its lease ends while the driver, having heard of the loss, looks who is still there."""
+    fleet = Scripted([Worker(name=name, role="build") for name in ("build-0", "build-1")], [])
+    dispatch = Dispatch(fleet, clock=fleet)
+    dispatch.submit([(build("job", timeout_s=0.5), partial(add, 1, 1))])
+    (first,) = fleet.asked
+    fleet.workers = fleet.workers[:1]
+    fleet.now_s = 0.7
+    first.set_exception(InfrastructureError("the network broke"))
+    assert dispatch.news() == []
+    fleet.asked[-1].set_result("done")
+    assert [done.value for done in dispatch.wait()] == ["done"]
+    assert len(fleet.asked) == 2
 
 
 def test_the_last_worker_goes_on_however_much_it_loses(own: InlineFleet) -> None:

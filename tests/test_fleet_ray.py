@@ -67,6 +67,27 @@ def test_build_workers_of_a_ray_cluster_load_before_their_first_job_and_a_gpu_of
         fleet.close()
 
 
+def a_device_unless_it_is(broken: str) -> Device:
+    if os.environ["CUDA_VISIBLE_DEVICES"] in broken.split():
+        raise InfrastructureError("the GPU has fallen off the bus")
+    return H100
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_gpu_that_cannot_say_what_it_is_is_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = RayFleet(probe=partial(a_device_unless_it_is, "1"), num_builders=0)
+    try:
+        (worker,) = fleet.workers
+        assert run(fleet, partial(say, "CUDA_VISIBLE_DEVICES"), worker.name) == "0"
+        assert "left out: the GPU has fallen off the bus" in caplog.text
+        assert worker.node in caplog.text
+    finally:
+        fleet.close()
+    for broken, wanted in (("1", 2), ("0 1", None)):
+        with pytest.raises(InfrastructureError, match="fallen off the bus"):
+            RayFleet(probe=partial(a_device_unless_it_is, broken), num_builders=0, num_measure=wanted)
+
+
 @pytest.mark.usefixtures("ray_cluster")
 def test_more_than_a_ray_cluster_has_is_refused_at_once() -> None:
     """TF-104."""

@@ -72,6 +72,35 @@ def test_every_file_is_part_of_something_that_is_tested() -> None:
     assert set(MANIFESTS.rglob("*.yaml")) == files
 
 
+def takes(labels: dict[str, str], pod: Document) -> bool:
+    """Whether a node of these labels may have the pod, as the scheduler judges what our manifests say."""
+    affinity = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = affinity["nodeSelectorTerms"]
+    assert {e["operator"] for e in term["matchExpressions"]} == {"NotIn"}
+    return all(labels.get(name) == value for name, value in pod["nodeSelector"].items()) and all(
+        labels.get(e["key"]) not in e["values"] for e in term["matchExpressions"]
+    )
+
+
+def test_workers_go_to_whole_gpus_and_to_nothing_else() -> None:
+    """Labels as NVIDIA's operator sets them: it names its strategy for MIG on nodes that have no MIG, too."""
+    product = "NVIDIA-H100-80GB-HBM3"
+    whole = {"nvidia.com/gpu.product": product, "nvidia.com/gpu.sharing-strategy": "none",
+             "nvidia.com/mig.capable": "true", "nvidia.com/mig.config": "all-disabled",
+             "nvidia.com/mig.strategy": "single"}  # fmt: skip
+    pod = find(everything("prod"), "RayJob", "sm-90")["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["template"]
+    assert takes(whole, pod["spec"])
+    assert takes({"nvidia.com/gpu.product": product}, pod["spec"])
+    for other in (
+        {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"},
+        {"nvidia.com/gpu.product": f"{product}-SHARED", "nvidia.com/gpu.sharing-strategy": "time-slicing"},
+        {"nvidia.com/gpu.sharing-strategy": "time-slicing"},
+        {"nvidia.com/gpu.sharing-strategy": "mps"},
+        {"nvidia.com/gpu.product": f"{product}-MIG-1g.10gb", "nvidia.com/mig.config": "all-1g.10gb"},
+    ):
+        assert not takes(whole | other, pod["spec"]), other
+
+
 def test_overlays_differ_in_what_a_submission_may_cost() -> None:
     assert {o: (submitted(o).cap_gpu_hours, submitted(o).gpu_hours) for o in OVERLAYS} == {
         "dev": (6.0, 6.0), "prod": (64.0, 48.0),
@@ -98,6 +127,24 @@ def test_commands_are_the_command_line_s() -> None:
         assert (program, verb in command.commands) == ("tunefarm", True), line
         context = command.commands[verb].make_context(verb, words, resilient_parsing=False)
         assert len(context.params["experiments"]) == 1
+
+
+def test_prometheus_finds_a_driver_s_metrics_and_may_ask_for_them() -> None:
+    documents = everything("prod")
+    policy = find(documents, "NetworkPolicy", "prometheus")["spec"]
+    allowed = {port["port"] for entry in policy["ingress"] for port in entry["ports"]}
+    for name in ("sm-80", "sm-90"):
+        job = find(documents, "RayJob", name)["spec"]
+        words = shlex.split(job["entrypoint"])
+        told = {word: words[place + 1] for place, word in enumerate(words) if word.startswith("--metrics")}
+        assert told["--metrics-address"] == "0.0.0.0"
+        pod = job["rayClusterSpec"]["headGroupSpec"]["template"]
+        marks = pod["metadata"]["annotations"]
+        assert (marks["prometheus.io/scrape"], marks["prometheus.io/port"]) == ("true", told["--metrics-port"])
+        assert int(told["--metrics-port"]) in allowed
+        assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        # KubeRay makes the head's service of the ports that are listed, and of its own only where none is.
+        assert "ports" not in pod["spec"]["containers"][0]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # MLflow's, about its own annotations, as its commands are imported

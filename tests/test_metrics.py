@@ -206,7 +206,8 @@ def test_the_fleet_is_counted_as_it_stands() -> None:
 
 def test_each_measurement_is_weighed_once() -> None:
     def measured(rung: int, disturbed: str = "") -> Measurement:
-        telemetry = FrozenMap(disturbed=disturbed) if disturbed else FrozenMap()
+        seen = FrozenMap(sm_mhz=1410, temperature_c=61, drift=0.004, calibration=0.985)
+        telemetry = FrozenMap(seen, disturbed=disturbed) if disturbed else FrozenMap()
         return Measurement(
             samples_ms=(0.9, 1.0, 1.1), timer="cold", rung=rung, source="measured", telemetry=telemetry
         )  # fmt: skip
@@ -223,6 +224,11 @@ def test_each_measurement_is_weighed_once() -> None:
     }  # fmt: skip
     assert quality.noise["d", "measured", "0"].sum == pytest.approx(0.2)  # half of 1.1 - 0.9, over 1.0, twice
     assert quality.disturbed == {("d", "throttled"): 2}
+    # What a process could not see is not told; the four it saw are, in base units.
+    assert {name: (sum(told.counts), told.sum) for (_, name), told in quality.told.items()} == {
+        "tunefarm_measurement_clock_hertz": (2, 2.82e9), "tunefarm_measurement_temperature_celsius": (2, 122.0),
+        "tunefarm_measurement_drift_ratio": (2, 0.008), "tunefarm_measurement_calibration_ratio": (2, 1.97),
+    }  # fmt: skip
 
 
 # ---- sweeps ----

@@ -63,6 +63,7 @@ class World:
                 assert attempt not in self.in_flight
                 assert job.role == worker.role
                 device = worker.device
+                assert job.on in ("", name)
                 assert job.where in ("", *((device.arch, device.key) if device else ()))
                 self.in_flight[attempt] = action
                 assert sum(s.worker == name for s in self.in_flight.values()) <= (2 if worker.role == "measure" else 1)
@@ -111,12 +112,14 @@ class World:
         for _ in range(self.random.randrange(1, 8)):
             role = self.random.choice(["measure", "build"])
             where = self.random.choice(["", "sm_90", A100.key]) if role == "measure" else ""
+            pinned = f"w{self.random.randrange(8)}" if self.random.random() < 0.1 else ""
             timeout_s = self.random.choice([3.0, 30.0])
             essential = self.random.random() < 0.1
             job = Job(
                 id=f"j{len(self.jobs)}",
                 role=role,
-                where=where,
+                where="" if pinned else where,
+                on=pinned,
                 cost_s=self.random.random(),
                 timeout_s=timeout_s,
                 essential=essential,

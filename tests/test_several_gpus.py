@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from tunefarm.bench.meter import Answer, Answers, Question
 from tunefarm.config import Config
 from tunefarm.fleet.inline import InlineFleet
 from tunefarm.plan import Target
-from tunefarm.trial import FINAL, Failure, Measurement, Outcome
+from tunefarm.trial import FAILURES, FINAL, Failure, Measurement, Outcome
 
 SPACE = {"BLOCK": {"pow2": [16, 512]}, "MARK": [0, 1], "num_warps": [1, 2, 4, 8]}
 
@@ -87,6 +88,20 @@ def test_finals_are_held_again_on_a_second_gpu(tmp_path: Path, two: InlineFleet,
     assert len(events(again.ledger, "replicated")) == 2
 
 
+def test_a_driver_that_died_after_the_finals_is_not_spared_the_second_gpu(
+    tmp_path: Path, two: InlineFleet, store: Path
+) -> None:
+    played = shared(tmp_path, two, store, twist=0.3)
+    told = events(played.ledger, "replicated")
+    lines = played.ledger.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line)["event"] not in ("replicated", "winner")]
+    assert len(kept) < len(lines)
+    played.ledger.write_text("".join(kept))
+    again = shared(tmp_path, two, store, twist=0.3)
+    assert [r.winner for r in again.results] == [r.winner for r in played.results]
+    assert [e["worker"] for e in events(again.ledger, "replicated")] == [e["worker"] for e in told]
+
+
 def test_a_winner_that_a_second_gpu_does_not_confirm_gives_way_to_the_default(
     tmp_path: Path, two: InlineFleet, store: Path
 ) -> None:
@@ -107,6 +122,12 @@ def test_a_gpu_that_is_broken_gets_no_more_work_and_says_why(
     played = shared(tmp_path, two, store, **fault)  # type: ignore[arg-type]
     assert any("gets no more work" in notice for notice in played.notices)
     assert any(re.search(evidence, notice) for notice in played.notices)
+    # It is the slower one, or the one that alone is wrong, whichever of them came first.
+    assert not any("measure-0" in notice for notice in played.notices)
+    # Of what it said while nobody knew, nothing is held against a candidate that is right on the other.
+    assert not {trial.outcome for result in played.results for trial in result.trials} & FAILURES
+    assert not events(played.ledger, "failed")
+    assert all(result.winner and result.winner.config != DEFAULT for result in played.results)
 
 
 def test_the_last_gpu_of_its_kind_stays(tmp_path: Path, store: Path) -> None:

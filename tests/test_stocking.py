@@ -12,7 +12,9 @@ from farm import AS_DEFAULT, KERNEL, Warm, tunefarm, write_experiment, write_lan
 
 from tunefarm.bench.store import BuildStore
 from tunefarm.builds import BuildBoard
-from tunefarm.cli.opening import open_experiment
+from tunefarm.cli import opening
+from tunefarm.cli.build import build
+from tunefarm.cli.opening import FleetKind, open_experiment
 from tunefarm.device import nominal
 from tunefarm.dispatch import Dispatch
 from tunefarm.fleet.inline import InlineFleet
@@ -62,6 +64,24 @@ def test_a_second_build_finds_everything(tmp_path: Path, warm: Warm) -> None:
         second.stdout
     )
     assert f"store    {tmp_path / 'store' / 'builds'}" in second.stdout
+
+
+def test_build_workers_need_not_see_the_driver_s_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TF-096: it is hidden from them before the first job, as on another machine."""
+    from test_shipping import Hiding, write
+
+    path = write(tmp_path / "gone", 7, devices=["sm_90"])
+    monkeypatch.setenv("TUNEFARM_CACHE", str(tmp_path / "cache"))
+    opened = opening.open_builders
+    monkeypatch.setattr(
+        opening, "open_builders", lambda *words, **more: Hiding(opened(*words, **more), tmp_path / "gone")
+    )
+    build([path], fleet=FleetKind.INLINE, address=None, builders=1, as_json=True)
+    (said,) = json.loads(capsys.readouterr().out)["experiments"]
+    assert not (tmp_path / "gone").exists()
+    assert (said["compiled"], said["failures"]) == (said["builds"], {})
 
 
 def test_checks_are_built_for_too(tmp_path: Path, fleet: InlineFleet) -> None:

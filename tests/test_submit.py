@@ -216,15 +216,16 @@ def test_ignored_files_beside_the_kernel_travel_too(checkout: Path, warm: Warm) 
     (checkout / "generated/parts.py").write_text("from . import more\nfrom .more import *\nimport numpy\n")
     (checkout / "generated/more.py").write_text("import kernels\n")
     (checkout / "unrelated.py").write_text("")
+    (checkout / "generated/scales.bin").write_bytes(b"\xff")
     write_experiment(
-        checkout, "def late():\n    from generated.parts import x\n" + KERNEL, project="a", devices=["sm_90"]
-    )
+        checkout, "def late():\n    from generated.parts import x\n" + KERNEL, project="a", devices=["sm_90"],
+        files=["generated/scales.bin"],
+    )  # fmt: skip
     _, _, build, _ = dry(warm, "experiment.yaml", checkout)[0]
     volumes = build["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["volumes"]
     paths = {item["path"].removeprefix("files/") for item in volumes[1]["configMap"]["items"]}
-    assert paths == {
-        "experiment.yaml", "kernels.py", "generated/__init__.py", "generated/parts.py", "generated/more.py",
-    }  # fmt: skip
+    names = ("__init__.py", "parts.py", "more.py", "scales.bin")
+    assert paths == {"experiment.yaml", "kernels.py", *(f"generated/{name}" for name in names)}
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import http.server
+import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +68,42 @@ def test_an_open_cluster_is_refused_in_one_line(tmp_path: Path, open_head: tuple
         assert "RAY_AUTH_MODE=token" in line
         assert "TUNEFARM_INSECURE_CLUSTER=1" in line
         assert not list((tmp_path / "store").rglob("*.cubin"))
+
+
+SLOW = """
+import os, signal, sys, threading
+from tunefarm.errors import UserError
+from tunefarm.fleet import cluster
+
+cluster._REACH_S, control = 1.0, int(sys.argv[2])
+os.kill(control, signal.SIGSTOP)
+threading.Timer(3.0, os.kill, (control, signal.SIGCONT)).start()
+try:
+    cluster.connect(sys.argv[1], use_gpus=False, insecure=False)
+except UserError as error:
+    print(error)
+"""
+
+
+def test_an_open_cluster_that_is_slow_to_answer_is_refused_too(open_head: tuple[str, str]) -> None:
+    """Its control service stands still while it is first asked, as where it has too much to do."""
+    (control,) = (
+        path.name for path in Path("/proc").glob("[0-9]*")
+        if b"gcs_server" in (words := read(path / "cmdline")).split(b"\0")[0]
+        and f"--gcs_server_port={open_head[0].rpartition(':')[2]}".encode() in words
+    )  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", SLOW, open_head[0], control], capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+    )  # fmt: skip
+    assert "answers without a token" in done.stdout, done.stdout + done.stderr
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def test_it_is_joined_where_that_is_meant(tmp_path: Path, open_head: tuple[str, str]) -> None:

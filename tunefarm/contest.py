@@ -226,7 +226,6 @@ class Contest:
         while fresh and not self._spent:
             groups = [[r for r in fresh if r.rung == rung] for rung in sorted({r.rung for r in fresh})]
             found = yield from self._ask(search, groups)
-            assert found or self._spent, "a meter answers at least its first candidate"
             # What befell the whole problem may not befall it again: a later sweep is to try.
             self.minutes.answered(
                 (trials[request.number].config, request.rung, answer)
@@ -255,7 +254,8 @@ class Contest:
             if not isinstance(result, str):
                 self.tally.count(result)
                 by_number = {request.number: request for request in group}
-                told = yield from self._calibrated(search, result, worker)
+                assert result.answers, "a meter answers at least its first candidate"
+                told = yield from self._calibrated(search, result, worker, got.present)
                 found |= {by_number[answer.number]: answer for answer in told.answers}
             elif len(group) > 1:
                 lost += group
@@ -266,7 +266,9 @@ class Contest:
             found |= yield from self._ask(search, [[request] for request in lost])
         return found
 
-    def _calibrated(self, search: StudySearch, result: Answers, worker: str) -> Generator[Want, Got, Answers]:
+    def _calibrated(
+        self, search: StudySearch, result: Answers, worker: str, present: Sequence[str]
+    ) -> Generator[Want, Got, Answers]:
         if self.planned.target.meter != "gpu":
             return result
         if self._calibration is None:
@@ -274,7 +276,7 @@ class Contest:
                 question=lambda candidate: self._question([candidate], RUNGS[LAST]),
                 candidate=lambda number: self._candidate(search, number), notices=self.tally.notices,
             )  # fmt: skip
-        return (yield from self._calibration.settle(search, result, worker))
+        return (yield from self._calibration.settle(search, result, worker, present))
 
     def _claim(self, search: StudySearch) -> float:
         """See `Want.claim`. A study of which nothing could be timed is not first for longer than it may yet give up."""

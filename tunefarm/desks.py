@@ -6,7 +6,7 @@ Whatever an experiment's workload, ledger or landscape breaks is its own: its co
 from __future__ import annotations
 
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -65,7 +65,11 @@ Opening: TypeAlias = tuple[Owner, Callable[[], Sequence[Part]]]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Desk:
-    """A part, and what it waits for."""
+    """A part, and what it waits for.
+
+    Attributes:
+        explores: it has not ended and may yet want what is no final.
+    """
 
     owner: Owner
     part: Part
@@ -74,6 +78,13 @@ class _Desk:
     answers: dict[str, Answers | str] = field(default_factory=dict)
     workers: dict[str, str] = field(default_factory=dict)
     questions: tuple[str, ...] = ()
+    explores: bool = True
+
+    @property
+    def place(self) -> str:
+        """Whose GPUs it needs; those that replay share workers, and are one place."""
+        planned = self.part.contest.planned
+        return planned.study.device.key if planned.target.meter == "gpu" else ""
 
 
 class Desks:
@@ -89,8 +100,10 @@ class Desks:
         self._dispatch, self._board, self._moved = dispatch, board, moved
         self._turns = Turns(dispatch)
         self._open: list[_Desk] = []
-        self._parked: list[_Desk] = []
-        self._in_finals = False
+        # By place: of those that want their finals, and of how many others there may be no finals yet.
+        self._parked: dict[str, list[_Desk]] = {}
+        self._exploring: Counter[str] = Counter()
+        self._in_finals: set[str] = set()
         self._by_job: dict[str, list[_Desk]] = {}
         self._building: dict[str, list[Owner]] = {}
         self._num_questions = 0
@@ -133,6 +146,7 @@ class Desks:
         with self._guarded(owner):
             desks = [_Desk(owner=owner, part=part) for part in opening()]
             self._open += desks
+            self._exploring.update(desk.place for desk in desks)
             for desk in desks:
                 self._resume(desk, None)
 
@@ -145,8 +159,17 @@ class Desks:
 
     def _leave(self, owner: Owner, error: Exception) -> None:
         owner.error = owner.error or located(error, owner.experiment)
+        for desk in self._open:
+            if desk.owner is owner:
+                self._end_exploring(desk)
         self._open = [desk for desk in self._open if desk.owner is not owner]
-        self._parked = [desk for desk in self._parked if desk.owner is not owner]
+        self._parked = {
+            place: [desk for desk in parked if desk.owner is not owner] for place, parked in self._parked.items()
+        }
+
+    def _end_exploring(self, desk: _Desk) -> None:
+        self._exploring[desk.place] -= desk.explores
+        desk.explores = False
 
     def _resume(self, desk: _Desk, got: Got | None) -> None:
         """Lets a contest go on until it waits for somebody, or has ended."""
@@ -156,10 +179,12 @@ class Desks:
                 desk.want = next(steps) if got is None else steps.send(got)
             except StopIteration as stop:
                 self._open.remove(desk)
+                self._end_exploring(desk)
                 desk.part.then(stop.value)
                 return
-            if desk.want.is_final and not self._in_finals:
-                self._parked.append(desk)
+            if desk.want.is_final and desk.place not in self._in_finals:
+                self._parked.setdefault(desk.place, []).append(desk)
+                self._end_exploring(desk)
                 return
             self._post(desk)
             if desk.waiting:
@@ -167,17 +192,15 @@ class Desks:
             got = self._got(desk)
 
     def _open_finals(self) -> None:
-        """Lets the finals begin once no study explores any more: they all are held in one fresh process a GPU."""
-        if not self._parked or len(self._parked) < len(self._open):
-            return
-        self._in_finals = True
-        parked, self._parked = self._parked, []
-        for desk in parked:
-            if desk.owner.error is None:
-                with self._guarded(desk.owner):
-                    self._post(desk)
-                    if not desk.waiting:
-                        self._resume(desk, self._got(desk))
+        """Lets finals begin where no study explores any more: all of a GPU are held in one fresh process."""
+        for place in [place for place in self._parked if not self._exploring[place]]:
+            self._in_finals.add(place)
+            for desk in self._parked.pop(place):
+                if desk.owner.error is None:
+                    with self._guarded(desk.owner):
+                        self._post(desk)
+                        if not desk.waiting:
+                            self._resume(desk, self._got(desk))
 
     def _post(self, desk: _Desk) -> None:
         """Hands what a contest wants to the dispatch, save what is known or under way."""

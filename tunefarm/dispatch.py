@@ -228,7 +228,6 @@ class Dispatch:
         if will is not None and isinstance(error, WorkerLost):
             self._left[start.job.id] = will.execute(error)
         if not told:
-            self._futures.pop(start.attempt, None)
             # One that has gone would lose all that it is given until the next look.
             self._call_roll()
         self._tell(
@@ -236,6 +235,7 @@ class Dispatch:
                 job=start.job.id, attempt=start.attempt, worker=start.worker, died=died, reason=str(error), told=told
             )
         )  # fmt: skip
+        self._futures.pop(start.attempt, None)
 
     def _tell(self, event: Event) -> None:
         for action in step(self._state, event, self._clock.now()):

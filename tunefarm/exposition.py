@@ -127,6 +127,27 @@ DISTURBED = _add(
     "Measurements that stayed disturbed after they were taken again, by cause.", "device", "cause",
 )  # fmt: skip
 
+# ---- a sweep's driver: what its measuring processes saw of their GPUs ----
+
+CLOCK = _add(
+    "tunefarm_measurement_clock_hertz", Kind.HISTOGRAM, "SM clock when a measurement ended.", "device",
+    unit="hertz", bounds=(0.6e9, 0.9e9, 1.05e9, 1.2e9, 1.35e9, 1.5e9, 1.65e9, 1.8e9, 1.95e9, 2.1e9),
+)  # fmt: skip
+TEMPERATURE = _add(
+    "tunefarm_measurement_temperature_celsius", Kind.HISTOGRAM, "Temperature of the GPU when a measurement ended.",
+    "device", unit="celsius", bounds=(40.0, 50.0, 60.0, 70.0, 75.0, 80.0, 85.0, 90.0),
+)  # fmt: skip
+DRIFT = _add(
+    "tunefarm_measurement_drift_ratio", Kind.HISTOGRAM,
+    "How much longer than its best a fixed piece of work took after a measurement.", "device",
+    unit="ratio", bounds=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+)  # fmt: skip
+CALIBRATION = _add(
+    "tunefarm_measurement_calibration_ratio", Kind.HISTOGRAM,
+    "What times of a GPU were multiplied by, to be those of its study's first GPU.", "device",
+    unit="ratio", bounds=(0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 1.0, 1.01, 1.02, 1.03, 1.05, 1.1),
+)  # fmt: skip
+
 # ---- a job that uses packs; `rank` tells its processes apart ----
 
 PACKS = _add("tunefarm_pack_info", Kind.GAUGE, "Packs in use, by the digest of all.", "rank", "digest", "packs")

@@ -80,8 +80,10 @@ class Finals:
         by_config = {trial.config: trial.number for trial in self.search.trials}
         numbers = [by_config[config] for config in pair(winner)]
         keys = [self.search.trials[number].config.key for number in numbers]
-        elsewhere = second(self._present, self._place) if self.tally.holds_gpu else ""
         known = self.minutes.memo.sitting(self.minutes.study, EVENT, keys)
+        if known is None and not self._present:  # An earlier driver held the finals: who is there now?
+            self._present = (yield Want()).present
+        elsewhere = second(self._present, self._place) if self.tally.holds_gpu else ""
         if not numbers or not (known or elsewhere):
             return winner
         if known is None:
@@ -126,11 +128,13 @@ class Finals:
         known = self.minutes.memo.sitting(self.minutes.study, event, configs)
         if known is not None:
             self.tally.recall(known)
+            self._place = known.get("worker", "")
             return [answer_from_json(n, data) for n, data in zip(numbers, known["measurements"], strict=True)]
         yield from self.build(numbers)
         told = yield from self._hold(numbers)
         self.minutes.note(
-            event, configs=configs, measurements=[answer_to_json(a) for a in told], **self.tally.memory
+            event, configs=configs, worker=self._place, measurements=[answer_to_json(a) for a in told],
+            **self.tally.memory,
         )  # fmt: skip
         return told
 

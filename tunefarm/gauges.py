@@ -16,7 +16,7 @@ from tunefarm.builds import BuildBoard
 from tunefarm.contest import Contest
 from tunefarm.device import Device
 from tunefarm.dispatch import Dispatch
-from tunefarm.exposition import Histogram, Sample, expose, sample
+from tunefarm.exposition import Histogram, Metric, Sample, expose, sample
 from tunefarm.record.metrics import Showcase
 from tunefarm.seams import Tracker
 from tunefarm.search.rungs import RUNGS
@@ -32,6 +32,12 @@ SHARE = 0.02
 CAUSES = ("contended", "throttled", "drift")
 """First words of what disturbs a measurement."""
 
+SEEN = (
+    (metrics.CLOCK, "sm_mhz", 1e6), (metrics.TEMPERATURE, "temperature_c", 1.0), (metrics.DRIFT, "drift", 1.0),
+    (metrics.CALIBRATION, "calibration", 1.0),
+)  # fmt: skip
+"""What measuring processes say of their GPUs: metric, its name in a measurement's telemetry, and that one's unit."""
+
 SOURCES = {"gpu": "measured", "replay": "replayed"}
 """Of measurements, by the meter that gives them."""
 
@@ -46,11 +52,13 @@ class Quality:
     Attributes:
         noise: of their medians.
         disturbed: by device and cause.
+        told: what measuring processes saw of their GPUs, by device and metric.
         seen: how many of each trial, by number of its study and its own.
     """
 
     noise: dict[Kind, Histogram] = field(default_factory=dict)
     disturbed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    told: dict[tuple[str, str], Histogram] = field(default_factory=dict)
     seen: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def look(self, number: int, device: str, trials: Sequence[Trial]) -> None:
@@ -64,6 +72,10 @@ class Quality:
         """Counts measurements of a kind, of which there may be none yet."""
         return self.noise.setdefault(kind, Histogram(bounds=metrics.NOISE.bounds))
 
+    def expect_told(self, device: str, metric: Metric) -> Histogram:
+        """Counts what is seen of a device's GPUs, of which nothing may have been yet."""
+        return self.told.setdefault((device, metric.name), Histogram(bounds=metric.bounds))
+
     def _take(self, device: str, measurement: Measurement) -> None:
         low, high = median_interval(measurement.samples_ms)
         noise = (high - low) / 2 / measurement.median_ms if measurement.median_ms else 0.0
@@ -71,6 +83,10 @@ class Quality:
         cause = str(measurement.telemetry.get("disturbed", "")).split(":")[0]
         if cause in CAUSES:
             self.disturbed[device, cause] += 1
+        for metric, name, unit in SEEN:
+            value = measurement.telemetry.get(name)
+            if isinstance(value, int | float):
+                self.expect_told(device, metric).observe(value * unit)
 
 
 class Gauges:
@@ -242,6 +258,8 @@ class Gauges:
         for name in sorted({_name(contest.planned.study.device) for contest in self._contests}):
             for cause in CAUSES:
                 yield sample(metrics.DISTURBED, self._quality.disturbed[name, cause], device=name, cause=cause)
+            for metric, *_ in SEEN:
+                yield sample(metric, self._quality.expect_told(name, metric), device=name)
 
 
 def _rung(number: int) -> str:

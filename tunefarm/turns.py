@@ -39,7 +39,7 @@ class _Turn:
 
     @property
     def where(self) -> str:
-        return self.errands[0][0].where
+        return self.errands[0][0].lane[1]
 
 
 _Entry: TypeAlias = tuple[float, int, _Turn]

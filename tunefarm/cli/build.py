@@ -41,7 +41,7 @@ def build(
     resolved = []
     for file in files:
         with about(file, files):
-            resolved.append(opening.open_experiment(file))
+            resolved.append(opening.open_experiment(file, ship=True))
     store = store_folder()
     workers = opening.open_builders(fleet, address, builders=builders, refs=[r.experiment.ref for r in resolved])
     try:

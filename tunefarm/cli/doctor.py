@@ -20,6 +20,7 @@ import typer
 
 from tunefarm.cli.check import Check
 from tunefarm.cli.folders import MIN_FREE_BYTES, cache_folder
+from tunefarm.cli.mounts import doubt
 from tunefarm.cli.trust import examine_trust
 from tunefarm.config import counted
 from tunefarm.fleet.cpus import available_cpus
@@ -119,6 +120,9 @@ def check_folder(name: str, folder: Path) -> Check:
     found = f"{folder} ({free_bytes / (1 << 30):.1f} GiB free)"
     if free_bytes < MIN_FREE_BYTES:
         return Check(name=title, state="warn", found=found, remedy="free some space: a sweep keeps builds and records")
+    if said := doubt(place):
+        remedy = "keep ledgers and builds on a disk, or let one driver at a time go on with a sweep"
+        return Check(name=title, state="warn", found=f"{found} on {said}", remedy=remedy)
     return Check(name=title, state="ok", found=found)
 
 

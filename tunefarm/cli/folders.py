@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tunefarm.bundle import Files, unpack
+from tunefarm.cli.mounts import say_doubts
 from tunefarm.errors import InfrastructureError, UserError
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,9 @@ def store_folder() -> Path:
                 logger.warning(
                     "cannot write to %s: builds are kept in %s; TUNEFARM_CACHE may name another", wanted, folder
                 )
+            say_doubts(
+                "builds are kept", [folder], "each is checked when it is read; TUNEFARM_CACHE may name another folder"
+            )
             free_bytes = shutil.disk_usage(folder).free
             if free_bytes < MIN_FREE_BYTES:
                 logger.warning("%s has only %.1f GiB free: builds may not be kept", folder, free_bytes / (1 << 30))

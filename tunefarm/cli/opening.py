@@ -152,8 +152,8 @@ def open_fleet(
 
     if not use_gpu:
         return InlineFleet([None], num_builders=builders, supply=supply)
-    visible = _visible()
-    return InlineFleet(_probe(visible), visible=visible, num_builders=builders, warm=warm, supply=supply)
+    gpus = _probe(_visible())
+    return InlineFleet(list(gpus.values()), visible=list(gpus), num_builders=builders, warm=warm, supply=supply)
 
 
 def supply_of(refs: Iterable[WorkloadRef]) -> Callable[[], str] | None:
@@ -194,16 +194,18 @@ def _visible() -> list[str]:
     return names or [str(index) for index in range(torch.cuda.device_count())]
 
 
-def _probe(visible: Sequence[str]) -> list[Device]:
-    """The GPUs, each asked in a process that ends at once: PyTorch may have to ask, and this one must hold none."""
+def _probe(visible: Sequence[str]) -> dict[str, Device]:
+    """The GPUs that work, each asked in a process that ends at once: PyTorch may have to, and this must hold none."""
     from tunefarm.fleet.inline import InlineFleet
+    from tunefarm.fleet.post import heard
 
     scouts = InlineFleet(
         [Device(arch="", name="", num_sms=0, shared_bytes=0)] * len(visible), visible=visible, num_builders=0
     )
     try:
-        asked = [scouts.submit(probe, worker.name) for worker in scouts.workers]
-        return [future.result() for future in asked]
+        asked = [(f"GPU {name}", scouts.submit(probe, w.name)) for name, w in zip(visible, scouts.workers, strict=True)]
+        told = zip(visible, heard(asked, least=1), strict=True)
+        return {name: device for name, device in told if device is not None}
     finally:
         scouts.close()
 

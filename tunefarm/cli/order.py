@@ -212,9 +212,11 @@ def check_free(order: Order) -> None:
     Raises:
         LedgerError: see `open_ledger`.
     """
+    from tunefarm.cli.mounts import say_doubts
     from tunefarm.record.ledger import check_ledger
 
     check_ledger(order.ledger, {"experiment": order.spec.name})
+    say_doubts("the ledger is", [order.ledger.parent], "let one driver at a time go on with a sweep, or name --sweeps")
 
 
 def earlier_pack(export: str) -> Pack | None:

@@ -166,7 +166,7 @@ def _create(composed: Composed, cluster: Cluster) -> None:
     cluster.create([*composed.shared, composed.build])
     typer.echo(f"building {composed.build['metadata']['name']}; no GPU is asked for before it has ended", err=True)
     last = ""
-    while (job := cluster.jobs(composed.name)[0]).status != "succeeded":
+    while (job := _building(cluster, composed)).status != "succeeded":
         if job.status == "failed":
             raise InfrastructureError(
                 f"{job.name} failed: {job.message or 'no reason given'}", hint=f"see `tunefarm logs {composed.name}`"
@@ -177,6 +177,15 @@ def _create(composed: Composed, cluster: Cluster) -> None:
         time.sleep(POLL_S)
     cluster.create(composed.measure)
     typer.echo("\n".join(_line(job) for job in cluster.jobs(composed.name)))
+
+
+def _building(cluster: Cluster, composed: Composed) -> JobState:
+    """How the job is that builds."""
+    name = composed.build["metadata"]["name"]
+    for job in cluster.jobs(composed.name):
+        if job.name == name:
+            return job
+    raise InfrastructureError(f"{name} is no longer there", hint="somebody has cancelled it: submit it again")
 
 
 def _line(job: JobState) -> str:

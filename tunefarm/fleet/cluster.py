@@ -104,7 +104,8 @@ def connect(address: str | None, *, use_gpus: bool, insecure: bool) -> bool:
             else ""
         )
         raise InfrastructureError(f"no Ray cluster at {address or 'this machine'}: {error}", hint=hint) from error
-    if address is not None and not _port(address) and not insecure:  # `auto`: only now it is known where that is
+    unheard = answer is Answer.SILENT and not (address or "").startswith("ray://")
+    if address is not None and unheard and not insecure:  # `auto`, of which only now it is known where it is, or slow
         try:
             where = ray.get_runtime_context().gcs_address
             _refuse_open(where, ask_without_token(where, _REACH_S))
@@ -162,18 +163,27 @@ def nodes() -> list[Node]:
     return sorted(found, key=lambda node: node.id)
 
 
-def settled(patience_s: float) -> list[Node]:
+def settled(patience_s: float, *, gpus: bool = False) -> list[Node]:
     """The nodes, once one of them has CPUs: a cluster may need a moment to say what it has.
 
+    Args:
+        patience_s: seconds.
+        gpus: GPUs are waited for as well, as nodes may still be starting; without any, who wants one says so.
+
     Raises:
-        InfrastructureError: none has in time.
+        InfrastructureError: no node has CPUs in time.
     """
     give_up_s = time.monotonic() + patience_s
-    while not sum(node.num_cpus for node in nodes()):
+    while True:
+        there = nodes()
+        has = total(there)
+        if has["CPU"] and (has["GPU"] or not gpus):
+            return there
         if time.monotonic() > give_up_s:
-            raise InfrastructureError(f"the Ray cluster has no CPUs: {describe(total(nodes()))}")
+            if has["CPU"]:
+                return there
+            raise InfrastructureError(f"the Ray cluster has no CPUs: {describe(has)}")
         time.sleep(0.1)
-    return nodes()
 
 
 def usable_cpus(wanted: Sequence[Node]) -> dict[str, int]:

@@ -10,10 +10,11 @@ import functools
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from tunefarm.device import Device
 from tunefarm.errors import InfrastructureError, WorkerLost
 from tunefarm.fleet.parcel import Reply, open_reply, pack, say_as_known
 
@@ -165,6 +166,26 @@ def _notice(text: str) -> None:
     """Says what every worker of a node would say, once."""
     if text:
         logger.warning("%s", text)
+
+
+def heard(asked: Sequence[tuple[str, Future[Device]]], *, least: int) -> list[Device | None]:
+    """What GPUs say of themselves; one that cannot is left out, and that is said.
+
+    Args:
+        asked: what to call each, and its answer.
+        least: how many must be there in the end.
+
+    Raises:
+        Exception: of the first that cannot, if fewer are left.
+    """
+    errors = [future.exception() for _, future in asked]
+    failed = [error for error in errors if error is not None]
+    if failed and len(asked) - len(failed) < least:
+        raise failed[0]
+    for (name, _), error in zip(asked, errors, strict=True):
+        if error is not None:
+            logger.warning("%s is left out: %s", name, error)
+    return [None if error else future.result() for (_, future), error in zip(asked, errors, strict=True)]
 
 
 def close_all(posts: Iterable[Post]) -> None:

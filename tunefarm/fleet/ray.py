@@ -19,7 +19,7 @@ from tunefarm.device import Device
 from tunefarm.errors import InfrastructureError, SpecError, WorkerLost
 from tunefarm.fleet.cluster import LABEL, Node, connect, describe, label_of, nodes, settled, usable_cpus
 from tunefarm.fleet.parcel import Reply, pack, pack_spare
-from tunefarm.fleet.post import Post, close_all
+from tunefarm.fleet.post import Post, close_all, heard
 from tunefarm.fleet.process import LocalProcess
 from tunefarm.fleet.relay import Relay
 from tunefarm.seams import Worker
@@ -224,7 +224,7 @@ class RayFleet:
         self._watch: threading.Thread | None = None
         self._owns_cluster = connect(address, use_gpus=probe is not None, insecure=insecure)
         try:
-            there = settled(startup_s)
+            there = settled(startup_s, gpus=probe is not None and num_measure != 0 and not self._owns_cluster)
             self._take_in(there, num_measure, num_builders)
             if not self._owns_cluster:
                 following = {node.id for node in there}
@@ -275,7 +275,9 @@ class RayFleet:
         seats = [] if num_measure == 0 else self._seats(there, num_measure)
         measuring = [self._worker("measure", node) for node in seats]
         if measuring and self._probe is not None:
-            measuring = self._introduced(measuring, self._probe)
+            # At the start there must be one, or as many as were asked for.
+            least = 0 if self._watch is not None else 1 if num_measure is None else num_measure
+            measuring = self._introduced(measuring, self._probe, least)
         own = {node.id: node.num_cpus for node in there if node.num_cpus}
         cpus = own if self._owns_cluster else usable_cpus([node for node in there if node.id in own])
         desks = [node for desk in range(max(cpus.values(), default=0)) for node in there if cpus.get(node.id, 0) > desk]
@@ -324,20 +326,20 @@ class RayFleet:
         start = partial(RayProcess, name, options, environment, self._startup_s, spare, self._look)
         return Post(name, start, self._packed)
 
-    def _introduced(self, workers: Sequence[Worker], probe: Callable[[], Device]) -> list[Worker]:
-        """Measuring workers with the GPU that each holds, or is to hold."""
+    def _introduced(self, workers: Sequence[Worker], probe: Callable[[], Device], least: int) -> list[Worker]:
+        """Measuring workers with the GPU that each holds, or is to hold; those that have none are left out."""
         posts = {worker.name: self._post(worker, has_spare=self._owns_cluster) for worker in workers}
         try:
-            answers = [posts[worker.name].submit(probe) for worker in workers]
-            told = [answer.result() for answer in answers]
+            asked = [(f"{worker.name} on {worker.node}", posts[worker.name].submit(probe)) for worker in workers]
+            told = heard(asked, least=least)
         except BaseException:
             close_all(posts.values())
             raise
+        found = [replace(worker, device=device) for worker, device in zip(workers, told, strict=True) if device]
         if self._owns_cluster:
-            self._posts |= posts
-        else:
-            close_all(posts.values())
-        return [replace(worker, device=device) for worker, device in zip(workers, told, strict=True)]
+            self._posts |= {worker.name: posts.pop(worker.name) for worker in found}
+        close_all(posts.values())
+        return found
 
     # ---- nodes that come and go ----
 

@@ -17,7 +17,8 @@ config's key, `rung` a fidelity (-1: before any measurement). What a sweep write
 | `pruned` | `study`, `config`, `rung`, `reason` |
 | `promoted` | `study`, `config`, `rung`: goes on to this rung |
 | `bucket_closed` | `study`, `bucket`, `reason` and the evidence |
-| `finals` | `study`, `configs`, `measurements`, in the same order |
+| `finals` | `study`, `configs`, `measurements`, in the same order; `worker` |
+| `replicated` | the same of a second GPU: the winner's and the default's |
 | `winner` | `study`, `winner`, `left`: what was not measured, and what that may yet gain |
 | `no_winner`, `skipped` | `study`, `status`, `reason`; `left` as above where anything could be measured |
 | `export` | `path`, `digest`, `rows` |

@@ -17,7 +17,8 @@ class Job:
     Attributes:
         id: unique among the jobs that have not ended.
         role: `build` or `measure`: which workers may do it.
-        where: the device key or the arch the worker must have, or its name; empty for any worker of the role.
+        where: the device key or the arch the worker must have; empty for any worker of the role.
+        on: name of the one worker that may do it, if it must be that one: without it the job is given up at once.
         cost_s: how long it is expected to take; of equal priority, the longest starts first.
         priority: the highest starts first.
         timeout_s: the longest an attempt may hold its worker, the start of a fresh process included.
@@ -27,10 +28,16 @@ class Job:
     id: str
     role: str
     where: str = ""
+    on: str = ""
     cost_s: float = 0.0
     priority: int = 0
     timeout_s: float = 600.0
     essential: bool = False
+
+    @property
+    def lane(self) -> tuple[str, str]:
+        """(role, place): where it waits."""
+        return self.role, self.on or self.where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

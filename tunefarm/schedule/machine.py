@@ -105,8 +105,7 @@ def _accuse(state: State, name: str, reason: str, actions: list[Action]) -> None
 
 def _is_dispensable(state: State, member: Member) -> bool:
     """Whether there are others for all that it does. The last one goes on: without any worker all jobs are lost."""
-    own = (member.worker.role, member.worker.name)
-    return member.active and all(state.roster.size(lane) > 1 for lane in member.lanes if lane != own)
+    return member.active and all(state.roster.size(lane) > 1 for lane in member.lanes if lane != member.own_lane)
 
 
 def _quarantine(state: State, member: Member, reason: str, actions: list[Action]) -> None:
@@ -117,6 +116,7 @@ def _quarantine(state: State, member: Member, reason: str, actions: list[Action]
 
 def _do_without(state: State, member: Member, actions: list[Action]) -> None:
     """One worker fewer: jobs may have nowhere to go, and those that avoided other workers may have no choice now."""
+    _give_up(state, state.queue.waiting(member.own_lane), _orphaned(member.worker.name), actions)
     for lane in member.lanes:
         if state.queue.size(lane) and not state.roster.size(lane):
             state.stranded.setdefault(lane, state.now_s)
@@ -156,6 +156,9 @@ def _submit(state: State, jobs: Iterable[Job], actions: list[Action]) -> None:
             raise ValueError(f"job {job.id} has not ended and was submitted again")
         if state.is_unaffordable(job):
             actions.append(GiveUp(job=job.id, reason=f"budget {state.spent} is spent"))
+            continue
+        if state.is_orphaned(job):
+            actions.append(GiveUp(job=job.id, reason=_orphaned(job.on)))
             continue
         life = state.lives[job.id] = Life(job)
         state.wait(job)
@@ -218,6 +221,8 @@ def _retry(state: State, life: Life, loss: Loss, actions: list[Action]) -> None:
         actions.append(GiveUp(job=job.id, reason=f"lost {len(life.losses)} times: {reasons}"))
     elif state.is_unaffordable(job):
         actions.append(GiveUp(job=job.id, reason=f"budget {state.spent} is spent"))
+    elif state.is_orphaned(job):
+        actions.append(GiveUp(job=job.id, reason=_orphaned(job.on)))
     else:
         state.wait(job)
         return
@@ -283,6 +288,10 @@ def _spend(state: State, actions: list[Action]) -> None:
         for lane in state.queue.lanes("measure"):
             unaffordable = (i for i in state.queue.waiting(lane) if not state.lives[i].job.essential)
             _give_up(state, unaffordable, f"budget {state.spent} is spent", actions)
+
+
+def _orphaned(name: str) -> str:
+    return f"{name} takes no more jobs, and no other was to do this one"
 
 
 def _give_up(state: State, job_ids: Iterable[str], reason: str, actions: list[Action]) -> None:

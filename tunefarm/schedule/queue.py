@@ -25,7 +25,7 @@ class Queue:
 
     def push(self, job: Job) -> None:
         """Adds a job, behind those that equal it in priority and cost."""
-        lane = (job.role, job.where)
+        lane = job.lane
         self._num_pushed += 1
         self._waiting[job.id] = lane, self._num_pushed
         self._sizes[lane] = self._sizes.get(lane, 0) + 1

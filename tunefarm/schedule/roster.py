@@ -34,7 +34,12 @@ class Member:
     def __post_init__(self) -> None:
         device = self.worker.device
         places = ("",) if device is None else ("", device.arch, device.key)
-        self.lanes = tuple((self.worker.role, place) for place in (*places, self.worker.name))
+        self.lanes = (*((self.worker.role, place) for place in places), self.own_lane)
+
+    @property
+    def own_lane(self) -> Lane:
+        """Where jobs wait that nobody else may do."""
+        return self.worker.role, self.worker.name
 
     @property
     def has_room(self) -> bool:

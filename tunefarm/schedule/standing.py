@@ -17,7 +17,8 @@ class Standing:
 
     Attributes:
         workers: by role, device (None for a CPU) and state: `idle`, `busy` or `quarantined`.
-        jobs: by lane and state: `waiting` or `in_flight`.
+        jobs: by (role, device key or arch, empty for any) and state, `waiting` or `in_flight`; those that one worker
+            alone may do count with the others of its device.
         num_attempts: started so far.
     """
 
@@ -34,5 +35,5 @@ def stand(state: State) -> Standing:
         workers[member.worker.role, member.worker.device, how] += 1
     jobs: Counter[tuple[Lane, str]] = Counter()
     for life in state.lives.values():
-        jobs[life.lane, "in_flight" if life.attempt else "waiting"] += 1
+        jobs[(life.job.role, life.job.where), "in_flight" if life.attempt else "waiting"] += 1
     return Standing(workers=workers, jobs=jobs, num_attempts=state.num_attempts)

@@ -40,7 +40,7 @@ class Life:
     @property
     def lane(self) -> Lane:
         """Where it waits."""
-        return self.job.role, self.job.where
+        return self.job.lane
 
 
 @dataclass(slots=True)
@@ -107,9 +107,13 @@ class State:
         """Whether the budget no longer allows a job to start."""
         return bool(self.spent) and job.role == "measure" and not job.essential
 
+    def is_orphaned(self, job: Job) -> bool:
+        """Whether the one worker that may do a job is not there, or gets no more."""
+        return bool(job.on) and not self.roster.size(job.lane)
+
     def wait(self, job: Job) -> None:
         """Lets an open job wait for a worker."""
-        lane = (job.role, job.where)
+        lane = job.lane
         if not self.queue.size(lane) and not self.roster.size(lane):
             self.stranded[lane] = self.now_s
         self.queue.push(job)
