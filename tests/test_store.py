@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
+import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -51,6 +53,23 @@ def test_what_is_kept_comes_back(store):
     assert dataclasses.replace(again[1], metadata="") == dataclasses.replace(artifact, metadata="")
     assert json.loads(again[1].metadata) == json.loads(artifact.metadata)
     assert store.get(KEYS[1]) is None
+
+
+def test_tf_087_what_nobody_uses_goes_when_the_store_is_full(store):
+    """Losers' binaries first of all; what was used within a day stays, however full it is."""
+    for number, key in enumerate(KEYS):
+        store.put(key, *made(f"machine code {number}", warps=2**number))
+    sizes = sum(path.stat().st_size for path in store.folder.rglob("*") if path.is_file())
+    assert store.trim(0) == 0
+    for days, key in enumerate(KEYS, 1):
+        build, _ = store.get(key)
+        for path in files(store, f"{key}.json") + files(store, f"{build.binary}.cubin"):
+            os.utime(path, (time.time() - 100_000 * days,) * 2)
+    assert store.get(KEYS[3]) is not None, "which is used by that"
+    removed = store.trim(sizes // 2)
+    assert sizes // 2 <= removed < sizes
+    assert [key for key in KEYS if store.get(key)] == [KEYS[0], KEYS[3]]
+    assert store.trim(sizes // 2) == 0
 
 
 def test_equal_binaries_are_kept_once(store):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +16,12 @@ from tunefarm.bench.cubin import code_hash
 from tunefarm.document import canonical, parse_json, read_bytes, read_text, write_atomic
 from tunefarm.errors import DocumentError, InfrastructureError
 from tunefarm.trial import Build, build_from_json, to_json
+
+MOST_BYTES = 10 << 30
+"""What a store may grow to: nearly all of it belongs to candidates that lost."""
+
+_IN_USE_S, _FRESH_S = 86400.0, 3600.0
+"""How long after its last use a build stays in any case, and after which one more use is noted."""
 
 
 class BuildStore:
@@ -45,6 +54,8 @@ class BuildStore:
             )  # fmt: skip
         except (DocumentError, KeyError, OSError, TypeError, ValueError):
             return None
+        for used in (path, self._cubin(build.binary)):
+            _note_use(used)
         return build, artifact
 
     def put(self, key: str, build: Build, artifact: Artifact) -> None:
@@ -66,8 +77,42 @@ class BuildStore:
         }  # fmt: skip
         write_atomic(self._entry(key), canonical(data).encode())
 
+    def trim(self, most_bytes: int = MOST_BYTES) -> int:
+        """Removes files that were not used for longest until the rest fit; what was used within a day stays.
+
+        Of a build that lost one of its two files the other counts as none, until it is trimmed, too.
+
+        Returns:
+            Bytes removed.
+        """
+        found = sorted(self._files())
+        total = excess = sum(size for _, size, _ in found)
+        before_s = time.time() - _IN_USE_S
+        for used_s, size, path in found:
+            if excess <= most_bytes or used_s > before_s:
+                break
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+                excess -= size
+        return total - excess
+
+    def _files(self) -> Iterator[tuple[float, int, str]]:
+        """Last use in unix seconds, bytes and path of each."""
+        for folder, _, names in os.walk(self.folder):
+            for name in names:
+                path = os.path.join(folder, name)
+                with contextlib.suppress(OSError):
+                    about = os.stat(path)
+                    yield about.st_mtime, about.st_size, path
+
     def _entry(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"
 
     def _cubin(self, binary: str) -> Path:
         return self.folder / "cubin" / binary[:2] / f"{binary}.cubin"
+
+
+def _note_use(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        if time.time() - path.stat().st_mtime > _FRESH_S:
+            os.utime(path)

@@ -65,10 +65,12 @@ def _stock(resolved: Resolved, workers: Fleet, store: Path, *, checks: bool, qui
     from tunefarm.stocking import fill
 
     began = time.monotonic()
-    board = BuildBoard(resolved, BuildStore(store))
+    builds = BuildStore(store)
+    board = BuildBoard(resolved, builds)
     studies = [study for study in plan(resolved, choose_targets(resolved.experiment, [], "gpu")) if not study.skipped]
     with counting(f"{resolved.experiment.name}: compiling", quiet=quiet) as moved:
         stock = fill(studies, board, Dispatch(workers), checks=checks, moved=moved)
+    builds.trim()
     return {
         "experiment": resolved.experiment.name, "studies": len(studies), "candidates": stock.num_candidates,
         "builds": stock.num_builds, "compiled": stock.num_compiled, "failures": dict(stock.failures),

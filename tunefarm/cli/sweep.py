@@ -180,7 +180,8 @@ def _compete(
         return [], {}, {}
     endings = [Ending(order=order) for order in orders]
     entrants: dict[int, _Entrant] = {}
-    board = BuildBoard(orders[0].resolved, BuildStore(store))
+    builds = BuildStore(store)
+    board = BuildBoard(orders[0].resolved, builds)
     dispatches: list[Dispatch] = []
     untold: list[str] = []
     try:
@@ -195,6 +196,7 @@ def _compete(
                 dispatches.append(_run(group, workers, board, progress, gauges))
             # Nothing is measured from here on: no GPU is held while MLflow and the pack are written.
             workers.close()
+            builds.trim()
             status = "FINISHED"
         except KeyboardInterrupt:
             status, patience_s = "KILLED", 3.0
