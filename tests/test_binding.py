@@ -12,6 +12,7 @@ import triton
 from runtime_kernels import CONFIGS, LADDER, SM_90, block, foreign, make_pack, make_row, own
 
 import tunefarm
+from tunefarm.config import Config
 from tunefarm.errors import MissError
 from tunefarm.runtime import binding
 from tunefarm.runtime.activation import activate, deactivate, install
@@ -46,6 +47,19 @@ def test_tf_068_below_the_smallest_range_is_a_miss_on_every_policy(chosen: Calla
     activate(make_pack(own, *LADDER), device=SM_90, strict=True)
     with pytest.raises(MissError, match=r"n is 16, tuned for \(128, 362\]"):
         chosen(own, x, x, 16)
+
+
+@pytest.mark.parametrize("name", ["extra", "n", "nope"])
+def test_no_row_gives_an_argument_that_the_caller_left_out(
+    chosen: Callable[..., int], caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """Under a right digest a pack may hold anything."""
+    row = make_row(256, Config(params={"BLOCK": 128, name: 5}))
+    activate(make_pack(own, row, make_row(512, block(128))), device=SM_90)
+    x = torch.zeros(256)
+    assert [chosen(own, x, x, n) for n in (256, 512)] == [64, 128]
+    assert f"{name} is for the caller to say" in caplog.text
+    assert report().num_misses == 1
 
 
 def test_tf_078_a_thousand_lengths_take_one_config_a_range_and_no_benchmark(

@@ -24,8 +24,8 @@ from tunefarm.runtime.kernels import (
     problem_of,
     signature_of,
     tensor_of,
-    triton_config,
     triton_version,
+    with_configs,
 )
 from tunefarm.runtime.lookup import Shortlist, explain, find, readable, shortlist
 from tunefarm.runtime.quick import Quick, know_nothing, make_quick
@@ -291,7 +291,8 @@ class Binding:
         self._tensors = tuple(dict.fromkeys([*(arg for row in asking for arg in row.match.dtypes), *absent]))
         self._defaults = {k: v for k, v in self.signature.defaults.items() if k in {*self._dims, *self._tensors}}
         self._memo, self._lists = {}, {}
-        self._inject([row.config for row in rows])
+        listed, positions = with_configs(self.stock.configs, [row.config for row in rows], self.signature)
+        self._positions, self._all_configs = positions, listed  # Assigned whole: another thread may be choosing.
         self._traceable = None
         self.quick = make_quick(self.tuner, self.signature, self._dims, generation)
         self._generation = generation
@@ -302,26 +303,6 @@ class Binding:
         except SpecError as e:
             ACTIVE.warn_once(f"{self.signature.name}: no pack can be used: {e}")
             return "unknown"
-
-    def _inject(self, configs: Sequence[Config]) -> None:
-        """Appends the packs' configs to the declared ones; a config that is declared keeps its place and its hook."""
-        listed = list(self.stock.configs)
-        hooks = {id(config.pre_hook): config.pre_hook for config in listed}
-        positions: dict[Config, int] = {}
-        for config in dict.fromkeys(configs):
-            made = triton_config(config)
-            same = (i for i, other in enumerate(listed) if other.all_kwargs() == made.all_kwargs())
-            position = next(same, len(listed))
-            if position == len(listed):
-                if len(hooks) > 1:
-                    ACTIVE.warn_once(
-                        f"{self.signature.name}: {config} is not used: the declared configs have different pre_hooks, "
-                        "and a pack cannot say which it needs"
-                    )
-                    continue
-                listed.append(triton_config(config, pre_hook=next(iter(hooks.values()))))
-            positions[config] = position
-        self._positions, self._all_configs = positions, listed  # Assigned whole: another thread may be choosing.
 
     # What a trace asks.
 

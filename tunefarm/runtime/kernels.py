@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,9 @@ from tunefarm.source import python_function
 CURRENT = -1
 """The number of whichever GPU is the current one."""
 
+HOW_TO_LAUNCH = frozenset({"grid", "warmup"})
+"""Arguments of Triton's launcher that are no options of a kernel."""
+
 _UNCHANGED: AbstractContextManager[Any] = nullcontext()
 
 
@@ -31,12 +34,14 @@ class Signature:
         arguments: all parameters, in order.
         defaults: values of parameters that have one.
         specialised: parameters on whose divisibility and equality to 1 Triton specialises.
+        constexprs: parameters that are compiled in.
     """
 
     name: str
     arguments: tuple[str, ...]
     defaults: Mapping[str, Any]
     specialised: frozenset[str]
+    constexprs: frozenset[str]
 
 
 def jitted(kernel: Any) -> Any:
@@ -67,6 +72,7 @@ def signature_of(kernel: Any) -> Signature:
         arguments=tuple(parameters),
         defaults={name: p.default for name, p in parameters.items() if p.default is not inspect.Parameter.empty},
         specialised=frozenset(plain - exempt),
+        constexprs=frozenset(parameters.keys() - plain),
     )
 
 
@@ -135,6 +141,51 @@ def plain_config(config: Any, signature: Signature) -> Config:
         params=FrozenMap((name, value) for name, value in flat.items() if name in signature.arguments),
         options=FrozenMap((name, value) for name, value in flat.items() if name not in signature.arguments),
     )
+
+
+def not_tunable(config: Config, signature: Signature, declared: Sequence[Any]) -> tuple[str, ...]:
+    """What a config names that is the caller's to say: under a right digest a pack may hold anything.
+
+    Args:
+        config: a row's.
+        signature: of the kernel.
+        declared: the configs of its author, who may tune what else the kernel takes.
+    """
+    theirs = {name for other in declared for name in other.all_kwargs()}
+    params = config.params.keys() - signature.constexprs - theirs
+    options = config.options.keys() & (HOW_TO_LAUNCH | {*signature.arguments}) - {*LAUNCH_OPTIONS} - theirs
+    return tuple(sorted(params | options))
+
+
+def with_configs(
+    declared: Sequence[Any], configs: Iterable[Config], signature: Signature
+) -> tuple[list[Any], dict[Config, int]]:
+    """Declared configs and those of packs behind them, and where each of the packs' stands among them.
+
+    One that is declared keeps its place and its hook. One that cannot be used stands nowhere, and that is said once.
+    """
+    listed = list(declared)
+    hooks = {id(config.pre_hook): config.pre_hook for config in listed}
+    positions: dict[Config, int] = {}
+    for config in dict.fromkeys(configs):
+        made = triton_config(config)
+        same = (i for i, other in enumerate(listed) if other.all_kwargs() == made.all_kwargs())
+        position = next(same, len(listed))
+        if names := not_tunable(config, signature, declared):
+            ACTIVE.warn_once(
+                f"{signature.name}: {config} is not used: {', '.join(names)} is for the caller to say, not for a pack"
+            )
+            continue
+        if position == len(listed):
+            if len(hooks) > 1:
+                ACTIVE.warn_once(
+                    f"{signature.name}: {config} is not used: the declared configs have different pre_hooks, "
+                    "and a pack cannot say which it needs"
+                )
+                continue
+            listed.append(triton_config(config, pre_hook=next(iter(hooks.values()))))
+        positions[config] = position
+    return listed, positions
 
 
 def current(index: int | None) -> AbstractContextManager[Any]:
