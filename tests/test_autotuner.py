@@ -162,6 +162,8 @@ def test_tf_072_a_config_that_fails_here_is_condemned_once(
     assert caplog.text.count("failed here") == 1
     assert "BLOCK=128" in caplog.text
     assert "OutOfResources" in caplog.text
+    assert [(hit.launches, "BLOCK=256" in hit.config) for hit in report().hits if hit.launches] == [(1, True)]
+    assert report().num_misses == 3  # the launch that had to do without its row is none that a row answered
 
 
 def test_tf_072_the_callers_own_error_is_raised_and_condemns_nothing(

@@ -62,6 +62,24 @@ def test_no_row_gives_an_argument_that_the_caller_left_out(
     assert report().num_misses == 1
 
 
+@pytest.mark.parametrize("terms", [{"strict": True}, {"on_miss": "error"}])
+def test_tf_072_where_every_call_needs_a_row_one_that_fails_is_an_error_at_once(
+    monkeypatch: pytest.MonkeyPatch, terms: dict[str, Any]
+) -> None:
+    kernel = tunefarm.autotune(configs=CONFIGS, key=["n"])(own.fn)
+    activate(make_pack(kernel, *LADDER), device=SM_90, **terms)
+
+    def run(*_: Any, BLOCK: int, **__: Any) -> None:
+        if BLOCK == 128:
+            raise triton.OutOfResources(300, 200, "shared memory")
+
+    monkeypatch.setattr(kernel.fn, "run", run)
+    x = torch.zeros(2048)
+    for _ in range(2):
+        with pytest.raises(MissError, match="its config failed here"):
+            kernel[(1,)](x, x, 256)
+
+
 def test_tf_078_a_thousand_lengths_take_one_config_a_range_and_no_benchmark(
     chosen: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

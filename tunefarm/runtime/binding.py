@@ -33,6 +33,7 @@ from tunefarm.runtime.tracing import UNSELECTABLE, TracedRow, make_fall_back, ma
 from tunefarm.source import source_hash
 
 MAX_MEMO = 1 << 16
+FAILED = "its config failed here"
 BINDING = "_tunefarm_binding"
 """Attribute of an adopted kernel that holds its binding."""
 
@@ -205,7 +206,11 @@ class Binding:
         return self._fall_back(only_first=True)(self.stock.configs, named, **kwargs)[0]
 
     def condemn(self, choice: Choice, error: Exception) -> None:
-        """Never uses a choice's row again in this process: its config cannot be launched here."""
+        """Never uses a choice's row again in this process: its config cannot be launched here.
+
+        Raises:
+            MissError: the active packs do not allow a call without a row.
+        """
         assert choice.offer is not None
         self._bad.add(row := choice.offer.row)
         for key in [key for key, other in self._memo.items() if other.offer is choice.offer]:
@@ -214,6 +219,8 @@ class Binding:
             "%s: the config of the row %s (%s) failed here, the default is used from now on: %s: %s",
             self.signature.name, row.match.label, row.config, error.__class__.__name__, error,
         )  # fmt: skip
+        choice.tally.launches -= 1
+        self._miss(choice.problem, Shortlist(), FAILED).launches += 1
 
     def _decide(self, values: Mapping[str, Any], index: int | None) -> Choice:
         problem = problem_of(values, self._dims, self._tensors)
@@ -221,10 +228,10 @@ class Binding:
         offer = find(listed.offers, problem, self.signature.specialised)
         if offer is not None and offer.row not in self._bad:
             tally = ACTIVE.hits.setdefault((self.signature.name, offer), Tally())
-            return Choice(self._all_configs[self._positions[offer.row.config]], offer, tally, index)
-        tally = self._miss(problem, listed, "its config failed here" if offer is not None else "")
+            return Choice(self._all_configs[self._positions[offer.row.config]], offer, tally, problem, index)
+        tally = self._miss(problem, listed, FAILED if offer is not None else "")
         plain = self.stock.early_config_prune is None and not self.tunes_itself
-        return Choice(self.stock.configs[0] if plain else None, None, tally, index, known=bool(listed.offers))
+        return Choice(self.stock.configs[0] if plain else None, None, tally, problem, index, known=bool(listed.offers))
 
     def _miss(self, problem: Problem, listed: Shortlist, reason: str) -> Tally:
         if (terms := ACTIVE.terms) is None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tunefarm.problem import Problem
 from tunefarm.runtime.active import Tally
 from tunefarm.runtime.lookup import Offer
 
@@ -18,6 +19,7 @@ class Choice:
         config: the `triton.Config` to launch, or None to fall back.
         offer: the row it comes from, if one does.
         tally: counts its uses.
+        problem: the call, as it is counted where the row fails.
         index: the GPU that holds the call's tensors; None where there is none, or no row looks at tensors.
         known: a pack has rows of the kernel for this device, though none for the call.
         proven: it has been launched.
@@ -27,6 +29,7 @@ class Choice:
     config: Any
     offer: Offer | None
     tally: Tally
+    problem: Problem
     index: int | None = None
     known: bool = False
     proven: bool = False
@@ -48,7 +51,7 @@ def attempt(
         choice: a row's.
         launch: with the row's config.
         fall_back: launches without it.
-        condemn: is told of a row that failed.
+        condemn: is told of a row that failed, and raises where no call is to go on without its row.
     """
     if choice.proven:
         return launch()
