@@ -114,7 +114,6 @@ def _print(tables: Sequence[Table], findings: Sequence[Finding]) -> None:
         differs = "" if tuned == here else f"; tuned under {tuned}"
         out.print(
             f"{table.kernel} on {table.device.name} ({table.device.arch}): compiled by Triton {here}{differs}",
-            markup=False,
         )
         rows = [finding for finding in findings if finding.table is table and finding.row is not None]
         if rows:
@@ -133,7 +132,7 @@ def _grid(findings: Sequence[Finding]) -> Grid:
         build = finding.build
         numbers = ("", "", "") if build is None else (build.registers, build.spills, build.shared_bytes)
         grid.add_row(
-            finding.row.match.label.replace("[", r"\["),
+            finding.row.match.label,
             str(finding.row.config),
             *map(str, numbers),
             "FAILED" if finding.reason else "ok",
