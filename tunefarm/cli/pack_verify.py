@@ -45,6 +45,8 @@ def verify(
     Example: tunefarm pack verify packs/softmax.json --kernels experiments/softmax.yaml
     """
     tables = _of_archs(load_pack(file), arch or [], file)
+    if not any(table.rows for table in tables):
+        raise UserError("holds no row to verify", file=str(file), hint="name a pack with rows, or remove it")
     findings = _audit(tables, kernels, builders)
     failed = [finding for finding in findings if finding.reason]
     if as_json:
