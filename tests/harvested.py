@@ -23,6 +23,12 @@ def gated_norm() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return function, (x, weight, gate)
 
 
+def odd_product() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A product that Inductor would think of padding, as a head's over GPT-2's vocabulary."""
+    made = torch.nn.Linear(64, 127, bias=False, dtype=torch.bfloat16)
+    return made, (torch.randn(32, 64, dtype=torch.bfloat16, requires_grad=True),)
+
+
 def layer_norm() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Enough rows that the backward reduces rows and columns in one kernel; its last program has 8 rows of 16."""
     x = torch.randn(8200, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)

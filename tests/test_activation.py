@@ -149,6 +149,12 @@ def test_terms_of_another_kind_are_refused_before_the_first_launch() -> None:
         activate(make_pack(own), device="H100")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"on_disagreement is 'rank1' .*error, rank0"):
         activate(make_pack(own), on_disagreement="rank1")
+    for name, value in (("allow_replayed", "no"), ("strict", 1), ("digest", 5), ("digest", None)):
+        with pytest.raises(UserError, match=f"{name} is {value!r}"):
+            activate(make_pack(own), **{name: value})
+    for source in (None, 3, ["p.json"]):
+        with pytest.raises(UserError, match="name a pack, or a folder of packs"):
+            activate(source)  # type: ignore[arg-type]
     assert active.ACTIVE.activations == []
 
 
@@ -369,10 +375,20 @@ def test_dtypes_are_spelled_as_triton_spells_them() -> None:
 def test_pack_show(tmp_path: Path) -> None:
     path = tmp_path / "pack.json"
     row = replace(LADDER[0], default=block(64), default_ms=2.0, gain=2.0, margin=math.pi / 100)
+    row = replace(row, config=block(128, hint="[/x]"))  # no end of a style
     path.write_text(dumps(make_pack(own, row, source="replayed")))
     shown = CliRunner().invoke(app, ["show", str(path)], env={"COLUMNS": "200"})
     assert shown.exit_code == 0, shown.output
-    for text in ("1 row in 1 table", "own on NVIDIA H100", "REPLAYED", "n in (128, 362]", "BLOCK=128", "2.00x", "3.1%"):
+    for text in (
+        "1 row in 1 table",
+        "own on NVIDIA H100",
+        "REPLAYED",
+        "n in (128, 362]",
+        "BLOCK=128",
+        "hint=[/x]",
+        "2.00x",
+        "3.1%",
+    ):
         assert text in shown.output
     (table,) = make_pack(own, row).tables
     path.write_text(dumps(seal(Pack(tables=(replace(table, layer=2), replace(table, layer=3))))))

@@ -141,6 +141,7 @@ def test_tf_073_a_config_that_needs_more_than_when_it_was_tuned(tmp_path: Path, 
         (Config(params={"BLOCK": 64, "MARK": 0}, options={"num_warps": 64}), "legality: threads per block <= 1024"),
         (Config(params={"BLOCK": 64, "MARK": 0, "LOST": 0}, options={"num_warps": 4}), "LOST"),
         (Config(params={"BLOCK": 100, "MARK": 0}, options={"num_warps": 4}), "arange's range must be a power of 2"),
+        (Config(params={"BLOCK": 64, "MARK": 0, "n": 7}, options={"num_warps": 4}), "names n, which is for the caller"),
     ],
 )
 def test_a_config_that_cannot_be(tmp_path: Path, verdicts: Any, config: Config, reason: str) -> None:
@@ -213,6 +214,9 @@ def test_the_verb_says_what_it_cannot_do(tmp_path: Path, store: Path) -> None:
         "has no table for sm_80 (--arch may be sm_90)"
         in run(file, "--kernels", path, "--arch", "sm_80", store=store)[1]
     )
+    empty = tmp_path / "empty.json"
+    empty.write_text(dumps(seal(Pack(tables=(replace(tuned(path).tables[0], rows=()),)))))
+    assert "empty.json: holds no row to verify" in run(empty, "--kernels", path, store=store)[1]
     assert "takes an experiment's YAML" in run(file, "--kernels", tmp_path / "kernels.py", store=store)[1]
     assert "no such file" in run(tmp_path / "gone.json", "--kernels", path, store=store)[1]
 

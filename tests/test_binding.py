@@ -15,7 +15,7 @@ from runtime_kernels import CONFIGS, LADDER, SM_90, block, foreign, make_pack, m
 import tunefarm
 from tunefarm.config import Config
 from tunefarm.errors import MissError
-from tunefarm.runtime import binding
+from tunefarm.runtime import binding, kernels
 from tunefarm.runtime.activation import activate, deactivate, install
 from tunefarm.runtime.autotuner import BINDING, adopt
 from tunefarm.runtime.reporting import report
@@ -48,6 +48,19 @@ def test_tf_068_below_the_smallest_range_is_a_miss_on_every_policy(chosen: Calla
     activate(make_pack(own, *LADDER), device=SM_90, strict=True)
     with pytest.raises(MissError, match=r"n is 16, tuned for \(128, 362\]"):
         chosen(own, x, x, 16)
+
+
+@pytest.mark.parametrize("name", ["extra", "n", "nope"])
+def test_no_row_gives_an_argument_that_the_caller_left_out(
+    chosen: Callable[..., int], caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """Under a right digest a pack may hold anything."""
+    row = make_row(256, Config(params={"BLOCK": 128, name: 5}))
+    activate(make_pack(own, row, make_row(512, block(128))), device=SM_90)
+    x = torch.zeros(256)
+    assert [chosen(own, x, x, n) for n in (256, 512)] == [64, 128]
+    assert f"{name} is for the caller to say" in caplog.text
+    assert report().num_misses == 1
 
 
 def test_tf_078_a_thousand_lengths_take_one_config_a_range_and_no_benchmark(
@@ -98,7 +111,7 @@ def test_packs_that_change_while_a_call_is_decided_are_seen_by_the_next(
 
 def test_a_call_that_is_decided_while_packs_change_costs_later_ones_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two threads: one had begun before another pack came, the other is tying the kernel to it meanwhile."""
-    x, asking, tying = torch.zeros(256), binding.problem_of, binding.triton_config
+    x, asking, tying = torch.zeros(256), binding.problem_of, kernels.triton_config
     asks, may_ask, ties, may_tie = (threading.Event() for _ in range(4))
 
     def slow(stock: Any, begun: threading.Event, may_go_on: threading.Event) -> Any:
@@ -116,7 +129,7 @@ def test_a_call_that_is_decided_while_packs_change_costs_later_ones_no_row(monke
     early.start()
     assert asks.wait(60)
     activate(make_pack(own, make_row(512, block(256))), device=SM_90)
-    monkeypatch.setattr(binding, "triton_config", slow(tying, ties, may_tie))
+    monkeypatch.setattr(kernels, "triton_config", slow(tying, ties, may_tie))
     late = threading.Thread(target=own.config_for, args=(x, x, 512))
     late.start()
     assert ties.wait(60)
@@ -148,10 +161,10 @@ def test_a_condemned_row_is_launched_for_no_call_any_more(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("terms", [{"strict": True}, {"on_miss": "error"}], ids=["strict", "error"])
-def test_where_a_row_must_answer_its_failure_is_the_callers(
+def test_tf_072_where_every_call_needs_a_row_one_that_fails_is_an_error_at_once(
     terms: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not the default's turn: that is what such a job asks not to have."""
+    """Nor is it the default's turn first: that is what such a job asks not to have."""
     kernel = tunefarm.autotune(configs=CONFIGS, key=["n"])(foreign.fn)
     launched: list[int] = []
 
@@ -162,10 +175,15 @@ def test_where_a_row_must_answer_its_failure_is_the_callers(
     monkeypatch.setattr(kernel.fn, "run", run)
     activate(make_pack(kernel, *LADDER), device=SM_90, **terms)
     x = torch.zeros(256)
-    with pytest.raises(triton.OutOfResources) as caught:
+    with pytest.raises(MissError, match="its config failed here") as caught:
+        kernel[(1,)](x, x, 256)
+    assert isinstance(caught.value.__context__, triton.OutOfResources)
+    with pytest.raises(MissError, match="its config failed here"):
         kernel[(1,)](x, x, 256)
     assert launched == [128]
-    assert "the row n in (128, 362] div16, fp32 (BLOCK=128 num_warps=4)" in caught.value.__notes__[0]
+    assert (
+        "the row n in (128, 362] div16, fp32 (BLOCK=128 num_warps=4) failed here, its calls are errors" in caplog.text
+    )
 
 
 def test_a_launch_under_packs_of_before_is_not_kept() -> None:
@@ -200,8 +218,8 @@ def test_a_row_that_failed_meanwhile_is_not_kept() -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (Config(params={"BLOCK": 128, "extra": 5}), "extra is no constexpr of the kernel"),
-        (Config(params={"BLOCK_M": 128}), "BLOCK_M is no constexpr of the kernel"),
+        (Config(params={"BLOCK": 128, "extra": 5}), "extra is for the caller to say, not for a pack"),
+        (Config(params={"BLOCK_M": 128}), "BLOCK_M is for the caller to say, not for a pack"),
         (block(128, num_stages="3"), "num_stages is '3', no number >= 0"),
         (block(128, num_ctas=0), "num_ctas is 0, no number >= 1"),
         (block(128, maxnreg=True), "maxnreg is True, no number >= 1"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tunefarm.bench.build import Artifact, compile_launch, launch_options, triton_version
 from tunefarm.bench.launch import learn
@@ -54,6 +55,17 @@ def test_a_function_that_exits_is_an_error(code: int) -> None:
     says = rf"train.py:block raised SystemExit: {code} \(it returns"
     with pytest.raises(SpecError, match=says), _explained("train.py:block"):
         raise SystemExit(code)
+
+
+def test_what_torch_wraps_is_told() -> None:
+    says = "train.py:block raised RuntimeError: a and b must have same reduction dim"
+    with pytest.raises(SpecError, match=says), _explained("train.py:block"):
+        torch.compile(torch.mm, backend="eager")(torch.ones(4, 4), torch.ones(3, 3))
+
+
+def test_a_product_of_odd_sizes_needs_no_gpu_to_time_its_padding(folder: Path) -> None:
+    found = gathered("odd_product", "sm_90", folder)
+    assert (len(found["products"]), found["left"]) == (1, [])
 
 
 def corners(resolved: Any) -> list[Config]:

@@ -196,6 +196,18 @@ def test_a_moe_table_that_is_exported_is_the_file_that_was_imported(tmp_path: Pa
     assert written == {k: v for k, v in MOE.items() if tool == "vllm" or k != "triton_version"}
     with pytest.raises(UserError, match="--set E=8"):
         run("export", str(tmp_path / "pack.json"), "--to", tool, "-o", str(tmp_path), *words[:6])
+    again = "export", str(tmp_path / "pack.json"), "--to", tool, "-o", str(tmp_path / "configs"), *words
+    run(*again)
+    (tmp_path / "configs" / name).write_text("what the tool came with")
+    with pytest.raises(UserError, match="is there already, and another"):
+        run(*again)
+    assert (tmp_path / "configs" / name).read_text() == "what the tool came with"
+
+
+def test_what_no_pack_can_hold_is_refused_when_it_is_imported(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds a control character"):
+        imported(tmp_path / MOE_NAME, {"64": {"BLOCK_SIZE_M": "\x1b[31m"}}, "vllm", *MOE_WORDS)
+    assert not (tmp_path / "pack.json").exists()
 
 
 def test_tf_075_rows_that_differ_in_what_a_moe_table_does_not_say_are_not_mixed(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import logging
 import pickle
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def rows_of(change: Callable[[list[str]], list[str]]) -> str:
         (lambda rows: ["3", rows[1]], r"rows\[0\]"),
         (
             lambda rows: [rows[0], rows[1].replace('"median_ms":0.25', '"median_ms":0')],
-            r"median_ms: is 0, which nothing",
+            r"median_ms: is 0 ms, no time",
         ),
         (
             lambda rows: [rows[0].replace('"gain":2.0', f'"gain":{10**400}'), rows[1]],
@@ -130,6 +131,14 @@ def rows_of(change: Callable[[list[str]], list[str]]) -> str:
             r"measured_at\.n: is an integer",
         ),
         (lambda rows: [rows[0].replace("[8,45]", f"[8,{10**400}]"), rows[1]], r"match\.dims\.n: is an integer of"),
+        (
+            lambda rows: [rows[0].replace('"n":16}', f'"n":{10**400}}}'), rows[1]],
+            r"measured_at\.n: is an integer of 1329",
+        ),
+        (lambda rows: [rows[0].replace("0.25", str(10**400)), rows[1]], r"rows\[0\]\.median_ms: is an integer of 1329"),
+        (lambda rows: [rows[0].replace("0.25", "0.0"), rows[1]], r"rows\[0\]\.median_ms: is 0\.0 ms, no time"),
+        (lambda rows: [rows[0].replace("[8,45]", "[45,45]"), rows[1]], r"dims\.n: is \(45, 45\], which holds nothing"),
+        (lambda rows: [rows[0].replace(',"n":16}', "}"), rows[1]], r"dims\.n: is a range, and measured_at has no"),
     ],
 )
 def test_rows_that_no_release_writes_are_refused_though_their_digest_is_right(
@@ -177,23 +186,27 @@ def test_tf_088_090_mutated_packs_in_our_own_layout(file: Path) -> None:
     assert late > 5
 
 
+@pytest.mark.parametrize(("part", "name", "value"), [("config.params", "BLOCK", [128]), ("measured_at", "n", 10**400)])
 def test_a_job_goes_on_without_rows_that_make_no_sense(
-    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str, name: str, value: Any
 ) -> None:
     launched: list[int] = []
     monkeypatch.setattr(own.fn, "run", lambda *_, BLOCK, **__: launched.append(BLOCK))
 
     def spoil(data: Any) -> None:
-        data["tables"][0]["rows"][0]["config"]["params"]["BLOCK"] = [128]
+        found = data["tables"][0]["rows"][0]
+        for step in part.split("."):
+            found = found[step]
+        found[name] = value
 
     file.write_text(changed(make_pack(own, *LADDER), spoil))
     with caplog.at_level(logging.WARNING):
         assert activate(file, device=SM_90) is not None
         own[(1,)](torch.zeros(256), torch.zeros(256), 256)
     assert launched == [64]
-    assert "config.params.BLOCK" in caplog.text
-    assert "config.params.BLOCK" in report().refused[0]
-    with pytest.raises(PackError, match=r"config\.params\.BLOCK"):
+    assert f"{part}.{name}" in caplog.text
+    assert f"{part}.{name}" in report().refused[0]
+    with pytest.raises(PackError, match=f"{part}.{name}"):
         activate(file, device=SM_90, strict=True)
 
 
@@ -216,6 +229,19 @@ def test_a_row_cannot_have_code_of_a_file_run_in_the_kernels_place(
         own[(1,)](torch.zeros(256), torch.zeros(256), 256)
     assert launched == [(64, False)]
     assert f"config.{part}.{name}" in caplog.text
+
+
+@pytest.mark.parametrize("character", ["\x1b", "\n", "\x7f", "\x9b", "\u202e"])
+def test_what_a_terminal_would_obey_is_refused(file: Path, character: str) -> None:
+    table = make_table(make_row(16, 8, 45))
+    for name, escaped in ((f"k{character}[31m", False), (f"\\{character}", True), ("\\n \\u001b", None)):
+        pack = seal(Pack(tables=(replace(table, kernel=name),)))
+        file.write_text(json.dumps(json.loads(dumps(pack))) if escaped else dumps(pack))
+        if escaped is None:  # a backslash and a letter
+            assert load_pack(file).tables[0].kernel == name
+            continue
+        with pytest.raises(PackError, match=r"p\.json: holds a control character in line"):
+            load_pack(file)
 
 
 def test_rows_are_one_line_each() -> None:

@@ -93,6 +93,19 @@ def test_a_row_is_for_the_constexprs_it_was_tuned_with(launches: Launches) -> No
     assert (launches[-1]["num_warps"], launches[-1]["BLOCK_SIZE"]) == (2, 4096)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("n_cols", 16), ("BLOCK_SIZE", 1024), ("factor", 2.0), ("warmup", True), ("grid", 1)]
+)
+def test_no_row_changes_what_the_host_says(
+    launches: Launches, caplog: pytest.LogCaptureFixture, name: str, value: Value
+) -> None:
+    install(scale_kernel)
+    activate(pack(row(4096, options(num_warps=2, **{name: value}))), device=SM_90)
+    scale(torch.zeros(3, 4096))
+    assert launches == [{"grid": (3,), "warmup": False, "BLOCK_SIZE": 4096, "num_warps": 8}]
+    assert f"{name} is for the caller to say" in caplog.text
+
+
 def test_strict_raises_where_no_row_answers(launches: Launches) -> None:
     install(scale_kernel)
     activate(pack(row(4096, Config(params={"BLOCK_SIZE": 2048}, options={"num_warps": 2}))), device=SM_90, strict=True)

@@ -200,6 +200,9 @@ def test_bad_input(tuned: Path, tmp_path: Path, store: Path) -> None:
     path = write_experiment(tmp_path / "new", problems=TWO, devices=["sm_90"])
     assert "is there already" in run(tuned, path, "-o", path, store=store)[1]
     assert "holds fill_kernel; the experiments launch softmax_kernel" in run(tuned, SOFTMAX, store=store)[1]
+    empty = tmp_path / "empty.json"
+    empty.write_text(dumps(under(Pack(tables=(replace(load_pack(tuned).tables[0], rows=()),)), "3.5.0")))
+    assert "empty.json: holds no row to revalidate" in run(empty, path, store=store)[1]
     assert "holds no ledger.jsonl" in run(tuned, path, "--sweep", tmp_path, store=store)[1]
     code, output = run(tuned, write_experiment(tmp_path / "one", devices=["sm_90"]), store=store)
     assert (code, "is the one it was measured at (n=4096)" in output) == (1, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,6 +75,18 @@ def test_an_empty_name_is_not_the_working_folder() -> None:
 def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PackError, match="folder without packs"):
         activate(tmp_path)
+
+
+def test_what_cannot_be_looked_at_is_an_error_of_ours(tmp_path: Path) -> None:
+    """Another one would end a rank before the others hear why."""
+    with pytest.raises(PackError, match="x: cannot be read: File name too long"):
+        activate("x" * 5000)
+    if os.geteuid() != 0:
+        folder = tmp_path / "locked"
+        folder.mkdir(mode=0)
+        for source in (folder, folder / "p.json"):
+            with pytest.raises(PackError, match=r"locked.*: cannot be read: Permission denied"):
+                activate(source)
 
 
 @pytest.mark.parametrize("inside", ["", "/packs", "/packs/own.json"])

@@ -15,7 +15,7 @@ from tunefarm.bench.legality import illegal, unsupported
 from tunefarm.bench.store import BuildStore
 from tunefarm.bench.tensors import make_inputs
 from tunefarm.builds import BuildBoard
-from tunefarm.config import LIBRARY
+from tunefarm.config import LAUNCH_OPTIONS, LIBRARY, Config
 from tunefarm.device import Device
 from tunefarm.dispatch import Dispatch
 from tunefarm.errands import Errands
@@ -24,6 +24,7 @@ from tunefarm.export import is_of
 from tunefarm.pack import Row, Table
 from tunefarm.plan import Call, empty_reason, located
 from tunefarm.spec.experiment import Resolved
+from tunefarm.spec.workload import Workload
 from tunefarm.trial import Build, describe
 
 
@@ -128,6 +129,8 @@ def _row(table: Table, row: Row, calls: Sequence[tuple[Call, Errands]]) -> Findi
         if reason := unsupported(table.device, dtypes):
             return Finding(table=table, row=row, reason=reason)
         workload = errands.resolved.workload
+        if names := _of_the_call(row, workload):
+            return Finding(table=table, row=row, reason=f"names {', '.join(names)}, which is for the caller to say")
         if row.config != LIBRARY and (failure := illegal(row.config, workload, table.device, dtypes)):
             return Finding(table=table, row=row, reason=describe(failure))
         return _Pending(table=table, row=row, call=call, errands=errands)
@@ -138,6 +141,12 @@ def _row(table: Table, row: Row, calls: Sequence[tuple[Call, Errands]]) -> Findi
         reason=f"not compiled: no problem of {files or 'the experiments'} is the one it was measured at ({point}); "
                "add that problem, or sweep again without this row",
     )  # fmt: skip
+
+
+def _of_the_call(row: Row, workload: Workload) -> list[str]:
+    """Arguments that a config names though no config of the workload may; a job would not use such a row."""
+    theirs = {*LAUNCH_OPTIONS, *workload.signature.constexprs, *(workload.default or Config()).flat}
+    return sorted(row.config.flat.keys() & {*workload.signature.arguments} - theirs)
 
 
 def _calls(resolved: Resolved, device: Device) -> Iterator[Call]:

@@ -153,7 +153,8 @@ def parse_json(
     try:
         return json.loads(text, object_pairs_hook=pairs, parse_constant=refuse)
     except ValueError as e:
-        raise error(f"is not valid JSON: {e}", file=where) from None
+        why = "an integer has too many digits" if "int_max_str_digits" in str(e) else e
+        raise error(f"is not valid JSON: {why}", file=where) from None
 
 
 def _depth_exceeds(text: str, limit: int) -> bool:

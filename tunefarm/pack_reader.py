@@ -8,6 +8,7 @@ Any other text (another program has laid it out anew) is parsed whole.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -39,6 +40,13 @@ from tunefarm.pack import (
 )
 
 MAX_BYTES = 64 << 20
+
+_CONTROL = re.compile(
+    r"(?<!\\)(?:\\\\)*\\(?:[bfnrt]|u00(?:[01][0-9a-f]|7f|[89][0-9a-f])|u(?:202[a-e]|206[6-9]))"
+    r"|[\x7f-\x9f\u202a-\u202e\u2066-\u2069]",
+    re.IGNORECASE,
+)
+"""In JSON text, what moves a terminal's cursor or turns its words around; a pack has no use for any, and is shown."""
 
 _SCALAR = (bool, int, float, str, NoneType)
 _KINDS: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (float, int), "bool": bool}
@@ -81,6 +89,9 @@ def _looked_into(pack: Pack) -> Pack:
 
 
 def _parse(text: str, where: str) -> Pack:
+    if ("\\" in text or "\x7f" in text or not text.isascii()) and (found := _CONTROL.search(text)):
+        line = text.count("\n", 0, found.start()) + 1
+        raise PackError(f"holds a control character in line {line}", file=where, hint="export it again without")
     # What the way by lines does not take has another layout, or a defect that the other way says.
     return _parse_by_lines(text, where) or _parse_whole(text, where)
 
@@ -230,19 +241,27 @@ class _Reader:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind not in (bool, _SCALAR)):
             raise self.error(at, f"is of the wrong type ({type(value).__name__})")
         if isinstance(value, int) and not is_small(value):
-            raise self.error(at, f"is an integer of {value.bit_length()} bits, none has more than {MAX_BITS}")
-        return value
-
-    def time(self, data: Any, name: str, at: str) -> float | None:
-        value: float | None = self.get(data, name, (float, int, NoneType), at)
-        if value is not None and value <= 0:
-            raise self.error(f"{at}.{name}", f"is {value}, which nothing takes")
+            raise self.error(at, f"is an integer of {value.bit_length()} bits, {MAX_BITS} are the most")
         return value
 
     def pair(self, value: Any, kind: type | tuple[type, ...], at: str) -> tuple[Any, Any]:
         if not isinstance(value, list) or len(value) != 2:
             raise self.error(at, "must be a pair of numbers")
         return self.checked(value[0], kind, at), self.checked(value[1], kind, at)
+
+    def bounds(self, value: Any, measured: Value, at: str) -> Bounds:
+        low, high = self.pair(value, int, at)
+        if not low < high:
+            raise self.error(at, f"is ({low}, {high}], which holds nothing")
+        if type(measured) is not int:
+            raise self.error(at, "is a range, and measured_at has no integer for it")
+        return low, high
+
+    def time(self, value: Any, at: str) -> float | None:
+        time: float | None = self.checked(value, (float, int, NoneType), at)
+        if time is not None and time <= 0:
+            raise self.error(at, f"is {time} ms, no time")
+        return time
 
     def scalar(self, value: Any, at: str) -> Value:
         scalar: Value = self.checked(value, _SCALAR, at)
@@ -320,29 +339,30 @@ def _read_rows(read: _Reader, data: Sequence[Any], at: str, source: str) -> tupl
 
 def _read_row(read: _Reader, data: Any, at: str) -> Row:
     match = read.get(data, "match", dict, at)
+    measured_at = read.scalars(data, "measured_at", at)
     dims: dict[str, Value | Bounds] = {}
     for name, value in read.get(match, "dims", dict, f"{at}.match").items():
-        if isinstance(value, list):
-            dims[name] = read.pair(value, int, f"{at}.match.dims.{name}")
-        else:
-            dims[name] = read.scalar(value, f"{at}.match.dims.{name}")
+        place = f"{at}.match.dims.{name}"
+        ranges = isinstance(value, list)
+        dims[name] = read.bounds(value, measured_at.get(name), place) if ranges else read.scalar(value, place)
     default = read.get(data, "default", (dict, NoneType), at)
     code = read.get(data, "code", dict, at) if "code" in data else None
     interval = read.get(data, "interval_ms", (list, NoneType), at)
+    numbers = {name: read.get(data, name, (float, int, NoneType), at) for name in ("gain", "margin")}
+    times = {name: read.time(read.get(data, name, object, at), f"{at}.{name}") for name in ("median_ms", "default_ms")}
     return Row(
         match=Match(
             dims=FrozenMap(dims),
             dtypes=read.strings(match, "dtypes", f"{at}.match"),
             facts=read.strings(match, "facts", f"{at}.match"),
         ),
-        measured_at=read.scalars(data, "measured_at", at),
+        measured_at=measured_at,
         config=read.config(read.get(data, "config", dict, at), f"{at}.config"),
-        median_ms=read.time(data, "median_ms", at),
         interval_ms=None if interval is None else read.pair(interval, (float, int), f"{at}.interval_ms"),
         default=None if default is None else read.config(default, f"{at}.default"),
         code=None if code is None else _read_code(read, code, f"{at}.code"),
-        default_ms=read.time(data, "default_ms", at),
-        **{name: read.get(data, name, (float, int, NoneType), at) for name in ("gain", "margin")},
+        **numbers,
+        **times,
     )
 
 

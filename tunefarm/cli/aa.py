@@ -101,7 +101,6 @@ def _print(found: Sequence[Noise], lines: Sequence[str]) -> None:
             f"{CONFIDENCE:.0%} confidence about {(1 - CONFIDENCE) * total:.0f} are. The planted slowdown is one side's "
             f"samples multiplied by {PLANTED}. The floor is half the interval of a ratio: a smaller gain is not told "
             "from none.",
-            markup=False,
         )
     for line in lines:
-        out.print(line, markup=False)
+        out.print(line)

@@ -179,7 +179,7 @@ def _print_closing(
     ]
     lines += [f"merge    {line}" for line in dict.fromkeys(_merging(o.order) for o in endings if o.pack) if line]
     lines += [f"note     {notice}" for notice in facts["notices"]]
-    out.print("\n".join(lines), markup=False)
+    out.print("\n".join(lines))
 
 
 def _no_pack(results: Sequence[StudyResult]) -> str:

@@ -56,10 +56,10 @@ def show(
         return
     out = console()
     rows, tables = counted(loaded.num_rows, "row"), counted(len(loaded.tables), "table")
-    out.print(f"{file}: {rows} in {tables}, digest {loaded.digest[:12]}", markup=False)
+    out.print(f"{file}: {rows} in {tables}, digest {loaded.digest[:12]}")
     for table in loaded.tables:
         for line in _heading(table):
-            out.print(line, markup=False)
+            out.print(line)
         out.print(_grid(table.rows))
 
 
@@ -98,7 +98,7 @@ def _grid(rows: Sequence[Row]) -> Grid:
         grid.add_column(name, justify="right" if name in numbers else "left")
     for row in rows:
         grid.add_row(
-            row.match.label.replace("[", r"\["),
+            row.match.label,
             str(row.config),
             time_text(row.median_ms),
             time_text(row.default_ms),

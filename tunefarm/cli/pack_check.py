@@ -140,7 +140,7 @@ def _print(file: Path, told: Sequence[Checked], notices: Sequence[str]) -> None:
         mine = [each for each in told if each.table == table]
         replayed = sorted({each.source for each in mine} & {"replayed"})
         how = " -- REPLAYED from a landscape, nothing was timed" if replayed else ""
-        out.print(f"{table.kernel} on {table.device.name} ({table.device.arch}){how}", markup=False)
+        out.print(f"{table.kernel} on {table.device.name} ({table.device.arch}){how}")
         out.print(_grid(mine))
     for each in told:
         if each.reason:
@@ -165,7 +165,7 @@ def _grid(told: Sequence[Checked]) -> Grid:
     for each in told:
         row, now = each.row, each.now
         grid.add_row(
-            row.match.label.replace("[", r"\["),
+            row.match.label,
             time_text(row.median_ms),
             time_text(now.median_ms) if now else "",
             _gain(row.gain),

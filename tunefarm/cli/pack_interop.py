@@ -22,7 +22,7 @@ from tunefarm.errors import UserError
 from tunefarm.interop import autotune, moe
 from tunefarm.interop.foreign import UNKNOWN, Foreign, Terms, to_pack
 from tunefarm.pack import Table, dumps
-from tunefarm.pack_reader import load_pack
+from tunefarm.pack_reader import load_pack, parse_pack
 from tunefarm.problem import read_dtype
 
 T = TypeVar("T")
@@ -103,7 +103,8 @@ def import_pack(
         tunefarm=__version__, ranges=tuple(ranges or ()),
     )  # fmt: skip
     pack = to_pack(foreign, terms)
-    write_atomic(out, dumps(pack).encode())
+    parse_pack(text := dumps(pack), where=str(file))  # what no pack can hold is refused now, not by a job
+    write_atomic(out, text.encode())
     typer.echo(f"{out}: {counted(pack.num_rows, 'imported row')} of {terms.kernel} on {where.name}")
     for text in foreign.left_out:
         typer.echo(f"  left out {text}")
@@ -139,9 +140,12 @@ def export_pack(
     else:
         sglang = target is Target.SGLANG
         name, text = moe.write(table, _pairs(dims), _values(fixed), dtype=dtype, sglang=sglang)
-    check_output(out / name)
-    write_atomic(out / name, text.encode())
-    typer.echo(f"{out / name}: {counted(len(table.rows), 'row')} of {table.kernel} on {table.device.name}")
+    file, data = out / name, text.encode()
+    check_output(file)
+    if file.exists() and read_bytes(file) != data:  # most likely what the tool came with
+        raise UserError("is there already, and another", file=str(file), hint="name another folder, or remove it")
+    write_atomic(file, data)
+    typer.echo(f"{file}: {counted(len(table.rows), 'row')} of {table.kernel} on {table.device.name}")
 
 
 def _read(

@@ -50,6 +50,8 @@ def revalidate(
     Example: tunefarm pack revalidate packs/softmax.json experiments/softmax.yaml -o packs/softmax.json
     """
     pack = load_pack(file)
+    if not pack.num_rows:
+        raise UserError("holds no row to revalidate", file=str(file), hint="name a pack with rows")
     if out is not None:
         check_new(out, beside=file)
     told, notices = _renew(

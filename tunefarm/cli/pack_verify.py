@@ -45,6 +45,8 @@ def verify(
     Example: tunefarm pack verify packs/softmax.json --kernels experiments/softmax.yaml
     """
     tables = _of_archs(load_pack(file), arch or [], file)
+    if not any(table.rows for table in tables):
+        raise UserError("holds no row to verify", file=str(file), hint="name a pack with rows, or remove it")
     findings = _audit(tables, kernels, builders)
     failed = [finding for finding in findings if finding.reason]
     if as_json:
@@ -114,7 +116,6 @@ def _print(tables: Sequence[Table], findings: Sequence[Finding]) -> None:
         differs = "" if tuned == here else f"; tuned under {tuned}"
         out.print(
             f"{table.kernel} on {table.device.name} ({table.device.arch}): compiled by Triton {here}{differs}",
-            markup=False,
         )
         rows = [finding for finding in findings if finding.table is table and finding.row is not None]
         if rows:
@@ -133,7 +134,7 @@ def _grid(findings: Sequence[Finding]) -> Grid:
         build = finding.build
         numbers = ("", "", "") if build is None else (build.registers, build.spills, build.shared_bytes)
         grid.add_row(
-            finding.row.match.label.replace("[", r"\["),
+            finding.row.match.label,
             str(finding.row.config),
             *map(str, numbers),
             "FAILED" if finding.reason else "ok",

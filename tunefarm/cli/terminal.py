@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A terminal that is plain where it must be."""
+    """A terminal that is plain where it must be, and prints every text as it stands, brackets included."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=True, emoji=False)
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, emoji=False, markup=False)
 
 
 def study_line(result: StudyResult) -> str:

@@ -130,9 +130,17 @@ def _explained(reference: str) -> Iterator[None]:
     except (Exception, SystemExit) as e:  # a script's own exit would pass for a harvest that went well
         frames = [f for f in traceback.extract_tb(e.__traceback__) if "/torch/" not in f.filename]
         mine = [f for f in frames if f.filename != __file__ and "/tunefarm/" not in f.filename]
-        first = next((line.strip() for line in str(e).splitlines() if line.strip()), "")
+        cause = _cause(e)
+        first = next((line.strip() for line in str(cause).splitlines() if line.strip()), "")
         where = f"{mine[-1].filename}:{mine[-1].lineno}" if mine else ""
-        raise SpecError(f"{reference} raised {type(e).__name__}: {first}", file=where, hint=HINT) from None
+        raise SpecError(f"{reference} raised {type(cause).__name__}: {first}", file=where, hint=HINT) from None
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What torch.compile wraps in errors of its own, whose first lines say only that there is something."""
+    while type(error).__module__.startswith("torch._") and (inner := error.__cause__ or error.__context__):
+        error = inner
+    return error
 
 
 def _backend(graph: Any, inputs: Sequence[Any]) -> Any:

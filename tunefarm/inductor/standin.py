@@ -159,6 +159,7 @@ def standing_in(device: Device) -> Iterator[None]:
             )
         yield
         return
+    import torch._inductor.config as inductor
     import torch.utils._triton as support
     from torch._inductor.runtime.hints import DeviceProperties
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -173,7 +174,8 @@ def standing_in(device: Device) -> Iterator[None]:
         "_maybe_exchange_device": lambda _: 0, "get_rng_state": lambda *_: state, "set_rng_state": lambda *_: None,
     }  # fmt: skip
     clear = getattr(DeviceProperties.create, "cache_clear", lambda: None)
-    with contextlib.ExitStack() as stack:
+    # Whether it pays to pad a product of odd sizes is found out by timing both.
+    with contextlib.ExitStack() as stack, inductor.patch(shape_padding=False):
         for owner, answers in (
             (torch.cuda, said),
             (torch._C, {"_cuda_getDevice": lambda: 0, "_cuda_getCurrentRawStream": lambda _: 0}),

@@ -73,6 +73,7 @@ def main(words: list[str]) -> None:
     sys.argv = words[as_module:]
     sys.path.insert(0, "" if as_module else str(Path(words[0]).resolve().parent))
     if as_module:
+        _check_module(words[1])
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(words[0], run_name="__main__")
@@ -98,6 +99,21 @@ def _for_children(wish: Wishes) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([SITE, *entries]), "TUNEFARM_PACK": ",".join(packs),
         "TUNEFARM_REPORT": str(Path(wish.report).absolute()) if wish.report else "",
     }  # fmt: skip
+
+
+def _check_module(name: str) -> None:
+    """As far as that is known before it runs; what the packages around it cannot import is the job's own error."""
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except ModuleNotFoundError as e:
+        if e.name is not None and not f"{name}.".startswith(f"{e.name}."):
+            raise
+        spec = None
+    if spec is None:
+        ACTIVE.clear()  # nothing has run that might have used a pack
+        raise UserError(f"-m {name}: no such module, or a package without __main__", hint=USAGE)
 
 
 if __name__ == "__main__":

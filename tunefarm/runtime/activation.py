@@ -6,6 +6,7 @@ Standard library only until a kernel is touched.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
@@ -74,6 +75,7 @@ def activate(
         UserError: wrong terms, a package or registry without the source, ranks that disagree on pack or terms.
         InfrastructureError: a rank of `group` could not be reached.
     """
+    _check_kinds(source, digest, strict=strict, allow_replayed=allow_replayed)
     _check_terms(on_miss, layers, device, on_disagreement)
     wish = wishes()
     pack, label, stops = _read(source, digest, wish, strict=strict, layers=layers)
@@ -119,6 +121,16 @@ def _read(
     for damage in found.damaged:
         ACTIVE.warn_once(f"left out: {damage}")
     return _of_layers(_without(found.pack, found.label, wish.exclude), layers), found.label, False
+
+
+def _check_kinds(source: Any, digest: Any, **switches: Any) -> None:
+    if not isinstance(source, str | os.PathLike | Pack):
+        raise UserError(f"source is {source!r}", hint="name a pack, or a folder of packs")
+    if not isinstance(digest, str):
+        raise UserError(f"digest is {digest!r}", hint="it is text, as `tunefarm pack show` has it; empty for any pack")
+    for name, value in switches.items():
+        if not isinstance(value, bool):  # "no" would be as good as yes
+            raise UserError(f"{name} is {value!r}", hint="it is True or False")
 
 
 def _check_terms(on_miss: str, layers: Any, device: Any, on_disagreement: str) -> None:

@@ -25,9 +25,8 @@ from tunefarm.runtime.kernels import (
     problem_of,
     signature_of,
     tensor_of,
-    triton_config,
     triton_version,
-    unfit,
+    with_configs,
 )
 from tunefarm.runtime.lookup import Shortlist, explain, find, readable, shortlist
 from tunefarm.runtime.quick import Quick, know_nothing, make_quick
@@ -35,6 +34,7 @@ from tunefarm.runtime.tracing import UNSELECTABLE, TracedRow, make_fall_back, ma
 from tunefarm.source import source_hash
 
 MAX_MEMO = 1 << 16
+FAILED = "its config failed here"
 BINDING = "_tunefarm_binding"
 """Attribute of an adopted kernel that holds its binding."""
 
@@ -204,14 +204,21 @@ class Binding:
         return self._fall_back(only_first=True)(self.stock.configs, named, **kwargs)[0]
 
     def condemn(self, choice: Choice, error: Exception) -> None:
-        """Never uses a choice's row again in this process: its config cannot be launched here."""
+        """Never uses a choice's row again in this process: its config cannot be launched here.
+
+        Raises:
+            MissError: the active packs do not allow a call without a row.
+        """
         assert choice.offer is not None
         self._bad.add(row := choice.offer.row)
         self._start_over()
         log.error(
-            "%s: the config of the row %s (%s) failed here, the default is used from now on: %s: %s",
-            self.signature.name, row.match.label, row.config, error.__class__.__name__, error,
+            "%s: the config of the row %s (%s) failed here, %s from now on: %s: %s",
+            self.signature.name, row.match.label, row.config,
+            "its calls are errors" if ACTIVE.is_strict else "the default is used", error.__class__.__name__, error,
         )  # fmt: skip
+        choice.tally.launches -= 1
+        self._miss(choice.problem, Shortlist(), FAILED).launches += 1
 
     def _decide(self, ties: Ties, values: Mapping[str, Any], index: int | None) -> Choice:
         problem = problem_of(values, ties.dims, ties.tensors)
@@ -219,10 +226,10 @@ class Binding:
         offer = find(listed.offers, problem, self.signature.specialised)
         if offer is not None and offer.row not in self._bad:
             tally = ACTIVE.hits.setdefault((self.signature.name, offer), Tally())
-            return Choice(ties.configs[ties.positions[offer.row.config]], offer, tally, index)
-        tally = self._miss(problem, listed, "its config failed here" if offer is not None else "")
+            return Choice(ties.configs[ties.positions[offer.row.config]], offer, tally, problem, index)
+        tally = self._miss(problem, listed, FAILED if offer is not None else "")
         plain = self.stock.early_config_prune is None and not self.tunes_itself
-        return Choice(self.stock.configs[0] if plain else None, None, tally, index, known=bool(listed.offers))
+        return Choice(self.stock.configs[0] if plain else None, None, tally, problem, index, known=bool(listed.offers))
 
     def _miss(self, problem: Problem, listed: Shortlist, reason: str) -> Tally:
         if ACTIVE.terms is None:
@@ -288,7 +295,7 @@ class Binding:
         dims = tuple(dict.fromkeys(dim for row in asking for dim in self._asked(row).match.dims))
         absent = [arg for row in asking for arg, fact in row.match.facts.items() if fact == "none"]
         tensors = tuple(dict.fromkeys([*(arg for row in asking for arg in row.match.dtypes), *absent]))
-        configs, positions = self._injected([row.config for row in rows])
+        configs, positions = with_configs(self.stock.configs, [row.config for row in rows], self.signature)
         self.quick = make_quick(self.tuner, self.signature, dims, generation)
         self._ties = ties = Ties(
             generation=generation, dims=dims, tensors=tensors, configs=configs, positions=positions,
@@ -302,24 +309,6 @@ class Binding:
         except SpecError as e:
             ACTIVE.warn_once(f"{self.signature.name}: no pack can be used: {e}")
             return "unknown"
-
-    def _injected(self, configs: Sequence[Config]) -> tuple[Sequence[Any], Mapping[Config, int]]:
-        """Declared configs and then the packs', and where those stand; one that is declared keeps place and hook."""
-        listed = list(self.stock.configs)
-        declared = [config.all_kwargs() for config in listed]
-        hooks = {id(config.pre_hook): config.pre_hook for config in listed}
-        ambiguous = "the declared configs have different pre_hooks, and a pack cannot say which it needs"
-        positions: dict[Config, int] = {}
-        for config in dict.fromkeys(configs):
-            made = triton_config(config, pre_hook=next(iter(hooks.values())))
-            same = next((i for i, other in enumerate(declared) if other == made.all_kwargs()), len(listed))
-            is_new = same == len(listed)
-            if reason := unfit(config, self.signature) or (ambiguous if is_new and len(hooks) > 1 else ""):
-                ACTIVE.warn_once(f"{self.signature.name}: {config} is not used: {reason}")
-                continue
-            listed += [made] if is_new else []
-            positions[config] = same
-        return listed, positions
 
     # What a trace asks.
 

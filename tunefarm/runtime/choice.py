@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tunefarm.config import Config
+from tunefarm.problem import Problem
 from tunefarm.runtime.active import Tally
 from tunefarm.runtime.lookup import Offer, Shortlist
 
@@ -19,6 +20,7 @@ class Choice:
         config: the `triton.Config` to launch, or None to fall back.
         offer: the row it comes from, if one does.
         tally: counts its uses.
+        problem: the call, as it is counted where the row fails.
         index: the GPU that holds the call's tensors; None where there is none, or no row looks at tensors.
         known: a pack has rows of the kernel for this device, though none for the call.
         proven: it has been launched.
@@ -28,6 +30,7 @@ class Choice:
     config: Any
     offer: Offer | None
     tally: Tally
+    problem: Problem
     index: int | None = None
     known: bool = False
     proven: bool = False
@@ -76,7 +79,7 @@ def attempt(
         choice: a row's.
         launch: with the row's config.
         fall_back: launches without it; None where nothing but a row may answer.
-        condemn: is told of a row that failed.
+        condemn: is told of a row that failed, and raises where nothing but a row may answer.
     """
     if choice.proven:
         return launch()
@@ -84,9 +87,7 @@ def attempt(
         launched = launch()
     except Exception as e:
         if fall_back is None:
-            assert choice.offer is not None
-            row = choice.offer.row
-            e.add_note(f"tunefarm launched with the row {row.match.label} ({row.config}), and strictly so")
+            condemn(choice, e)
             raise
         launched = fall_back()
         condemn(choice, e)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,9 @@ from tunefarm.source import python_function
 
 CURRENT = -1
 """The number of whichever GPU is the current one."""
+
+HOW_TO_LAUNCH = frozenset({"grid", "warmup"})
+"""Arguments of Triton's launcher that are no options of a kernel."""
 
 _UNCHANGED: AbstractContextManager[Any] = nullcontext()
 
@@ -122,20 +125,6 @@ def problem_of(values: Mapping[str, Any], dims: tuple[str, ...], tensors: tuple[
     return Problem(dims=FrozenMap(found), dtypes=FrozenMap(dtypes), facts=FrozenMap(facts))
 
 
-def unfit(config: Config, signature: Signature) -> str:
-    """Why a config is none of a kernel, for people; empty if it is one.
-
-    A config decides what is compiled and how it is launched, and nothing that a call passes.
-    """
-    if strange := sorted(config.params.keys() - signature.constexprs):
-        return f"{strange[0]} is no constexpr of the kernel"
-    for name in config.options.keys() & set(LAUNCH_OPTIONS):
-        value, least = config.options[name], 0 if name == "num_stages" else 1
-        if (type(value) is not int or value < least) and (name, value) != ("maxnreg", None):
-            return f"{name} is {value!r}, no number >= {least}"
-    return ""
-
-
 def triton_config(config: Config, pre_hook: Any = None) -> Any:
     """A config as `triton.Config`. Options that it has no field for travel among the keywords, as Triton takes them."""
     import triton
@@ -152,6 +141,52 @@ def plain_config(config: Any, signature: Signature) -> Config:
         params=FrozenMap((name, value) for name, value in flat.items() if name in signature.arguments),
         options=FrozenMap((name, value) for name, value in flat.items() if name not in signature.arguments),
     )
+
+
+def unfit(config: Config, signature: Signature, theirs: Collection[str] = ()) -> str:
+    """Why a row's config is none of a kernel, for people; empty if it is one.
+
+    A config decides what is compiled and how it is launched, and nothing that a call passes; under a right digest a
+    pack may hold anything.
+
+    Args:
+        config: the row's.
+        signature: of the kernel.
+        theirs: what the kernel's author tunes, constexprs or not.
+    """
+    params = config.params.keys() - signature.constexprs - {*theirs}
+    options = config.options.keys() & (HOW_TO_LAUNCH | {*signature.arguments}) - {*LAUNCH_OPTIONS} - {*theirs}
+    if names := sorted(params | options):
+        return f"{', '.join(names)} is for the caller to say, not for a pack"
+    for name in config.options.keys() & set(LAUNCH_OPTIONS):
+        value, least = config.options[name], 0 if name == "num_stages" else 1
+        if (type(value) is not int or value < least) and (name, value) != ("maxnreg", None):
+            return f"{name} is {value!r}, no number >= {least}"
+    return ""
+
+
+def with_configs(
+    declared: Sequence[Any], configs: Iterable[Config], signature: Signature
+) -> tuple[list[Any], dict[Config, int]]:
+    """Declared configs and those of packs behind them, and where each of the packs' stands among them.
+
+    One that is declared keeps its place and its hook. One that cannot be used stands nowhere, and that is said once.
+    """
+    listed, said = list(declared), [config.all_kwargs() for config in declared]
+    hooks = {id(config.pre_hook): config.pre_hook for config in declared}
+    theirs = {name for kwargs in said for name in kwargs}
+    ambiguous = "the declared configs have different pre_hooks, and a pack cannot say which it needs"
+    positions: dict[Config, int] = {}
+    for config in dict.fromkeys(configs):
+        made = triton_config(config, pre_hook=next(iter(hooks.values())))
+        position = next((i for i, other in enumerate(said) if other == made.all_kwargs()), len(listed))
+        is_new = position == len(listed)
+        if reason := unfit(config, signature, theirs) or (ambiguous if is_new and len(hooks) > 1 else ""):
+            ACTIVE.warn_once(f"{signature.name}: {config} is not used: {reason}")
+            continue
+        listed += [made] if is_new else []
+        positions[config] = position
+    return listed, positions
 
 
 def current(index: int | None) -> AbstractContextManager[Any]:

@@ -284,4 +284,4 @@ def explain(offers: Sequence[Offer], refused: Sequence[str], problem: Problem, s
     nearest = sorted(differences, key=lambda pair: (len(pair[0]), _distance(pair[1].row, problem)))[:3]
     lines = [f"  nearest row {offer.row.match.label}: {'; '.join(why)}" for why, offer in nearest]
     lines += [f"  refused {reason}" for reason in refused]
-    return "\n".join(lines or ["  no active pack has a table of this kernel"])
+    return "\n".join(lines or ["  no active pack has a row of this kernel for this device"])

@@ -116,7 +116,7 @@ class Report:
 
 
 def report() -> Report:
-    """What the active packs did so far in this process."""
+    """What the active packs did so far in this process. What was only asked for, as by `config_for`, is not told."""
     # Other threads go on meanwhile: a list is made of all at once.
     return Report(
         packs=tuple(activation.label for activation in ACTIVE.activations),
@@ -126,10 +126,12 @@ def report() -> Report:
                 pack=offer.activation.label, launches=tally.launches, graphs=tally.graphs,
             )
             for (kernel, offer), tally in list(ACTIVE.hits.items())
+            if tally.launches or tally.graphs
         ),
         misses=tuple(
             Miss(kernel=kernel, problem=problem, reason=reason, launches=tally.launches, graphs=tally.graphs)
             for (kernel, problem, reason), tally in list(ACTIVE.misses.items())
+            if tally.launches or tally.graphs
         ),
         refused=tuple(dict.fromkeys(reason for reasons in list(ACTIVE.refused.values()) for reason in reasons)),
         never_asked=tuple(

@@ -53,14 +53,7 @@ def find_packs(source: str | Path | Pack, *, thoroughly: bool = False) -> Found:
         raise PackError("the source has no name", hint="name a pack, or a folder of packs")
     label, read = str(source), load_pack if thoroughly else open_pack
     with _place(label) as place:
-        try:
-            if not place.exists():
-                raise PackError("no such file", file=label, hint="packs are written by `tunefarm sweep`")
-            files = sorted(place.glob("*.json")) if place.is_dir() else [place]
-        except OSError as error:  # a name that is too long, a folder that may not be looked into
-            raise PackError(f"cannot be read: {error.strerror}", file=label) from None
-        if not files:
-            raise PackError("is a folder without packs", file=label, hint="its *.json files are taken")
+        files = _files(place, label)
         packs: list[tuple[str, Pack]] = []
         damaged: list[PackError] = []
         for file in files:
@@ -69,6 +62,20 @@ def find_packs(source: str | Path | Pack, *, thoroughly: bool = False) -> Found:
             except PackError as error:
                 damaged.append(error)
     return Found(label=label, pack=_united(packs, label) if packs else None, damaged=tuple(damaged))
+
+
+def _files(place: Path, label: str) -> list[Path]:
+    """The packs at a place that must be there; on a rank any other error would leave the others waiting for it."""
+    try:
+        if not place.exists():
+            raise PackError("no such file", file=label, hint="packs are written by `tunefarm sweep`")
+        # glob would pass over a folder that may not be looked into.
+        files = sorted(f for f in place.iterdir() if f.match("*.json")) if place.is_dir() else [place]
+    except OSError as e:
+        raise PackError(f"cannot be read: {e.strerror}", file=label, hint="may this user look into it?") from None
+    if not files:
+        raise PackError("is a folder without packs", file=label, hint="its *.json files are taken")
+    return files
 
 
 @contextlib.contextmanager
