@@ -191,6 +191,7 @@ HOUSE = """
 
     cli
     cli.folders
+    cli.deadline
     cli.terminal            rich
     cli.opening             torch triton
     cli.exposing            typer*
