@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from apiserver import Server, serving
-from farm import KERNEL, Warm, environment, tunefarm, wait_until, write_experiment
+from farm import Warm, environment, tunefarm, wait_until, write_experiment
 from lint import lint
 from overlays import MANIFESTS, OVERLAYS, ROOT, everything, platform, submitted
 from schemas import faults, needs_crds
@@ -196,35 +196,6 @@ def test_bad_orders_are_refused_in_one_line(checkout: Path, warm: Warm) -> None:
     assert "kernels.py:1: cannot be parsed" in refused(checkout, warm, *prod)
     write_experiment(checkout, project="a", search={"learn_from": ["gone.jsonl"]})
     assert "search.learn_from[0]: gone.jsonl: no such file" in refused(checkout, warm, *prod)
-
-
-def test_files_that_do_not_fit_are_named_with_their_sizes(checkout: Path, warm: Warm) -> None:
-    """TF-097."""
-    (checkout / "ledger.jsonl").write_bytes(b"\xff" * 900_000)
-    write_experiment(checkout, KERNEL + "\n#" + "x" * 200_000, project="a", search={"learn_from": ["ledger.jsonl"]})
-    said = refused(checkout, warm, "--overlay", "prod", "--dry-run")
-    assert re.search(
-        r"take 1,40\d,\d\d\d bytes, and a ConfigMap holds 1,048,576: ledger.jsonl \(900,000 bytes\), kern", said
-    )
-
-
-def test_ignored_files_beside_the_kernel_travel_too(checkout: Path, warm: Warm) -> None:
-    """TF-096: what Git ignores, packages, relative imports and the reference of another file."""
-    (checkout / ".gitignore").write_text("generated/\n")
-    (checkout / "generated").mkdir()
-    (checkout / "generated/__init__.py").write_text("")
-    (checkout / "generated/parts.py").write_text("from . import more\nfrom .more import *\nimport numpy\n")
-    (checkout / "generated/more.py").write_text("import kernels\n")
-    (checkout / "unrelated.py").write_text("")
-    write_experiment(
-        checkout, "def late():\n    from generated.parts import x\n" + KERNEL, project="a", devices=["sm_90"]
-    )
-    _, _, build, _ = dry(warm, "experiment.yaml", checkout)[0]
-    volumes = build["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["volumes"]
-    paths = {item["path"].removeprefix("files/") for item in volumes[1]["configMap"]["items"]}
-    assert paths == {
-        "experiment.yaml", "kernels.py", "generated/__init__.py", "generated/parts.py", "generated/more.py",
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
