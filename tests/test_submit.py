@@ -192,6 +192,10 @@ def test_bad_orders_are_refused_in_one_line(checkout: Path, warm: Warm) -> None:
     write_experiment(checkout, project="a", workload="nowhere.py:workload")
     assert "experiment.yaml:1: workload: " in (said := refused(checkout, warm, *prod))
     assert "nowhere.py cannot be read: no such file" in said
+    (checkout / "fill.json.gz").touch()
+    recorded = {"problems": None, "space": None, "devices": None}
+    write_experiment(checkout, project="a", workload="landscape:fill.json.gz", **recorded)
+    assert "experiment.yaml:1: workload: a recording is replayed, which needs no GPU" in refused(checkout, warm, *prod)
     write_experiment(checkout, "def (", project="a")
     assert "kernels.py:1: cannot be parsed" in refused(checkout, warm, *prod)
     write_experiment(checkout, project="a", search={"learn_from": ["gone.jsonl"]})
@@ -316,6 +320,9 @@ def test_gpus_are_asked_for_when_the_build_has_ended(checkout: Path, server: tup
     assert (len(gone.stdout.splitlines()), api.objects) == (4, {})
     assert "there is no sweep team-a--fill in namespace tunefarm" in ask("status", "team-a--fill").stderr
     assert ask("cancel", "team-a--fill").returncode == 2
+    told = ask("logs", "team-a--fill")
+    assert (told.returncode, told.stdout) == (2, "")
+    assert "there is no sweep team-a--fill in namespace tunefarm" in told.stderr
     assert "'a,b' is no sweep's name" in ask("cancel", "a,b").stderr
 
 
@@ -341,6 +348,7 @@ def test_what_a_cluster_refuses_is_said(checkout: Path, server: tuple[Server, Pa
     nowhere = warm("status", "a--b", "--context", "elsewhere", folder=checkout, store=checkout, KUBECONFIG=str(config))
     assert nowhere.returncode == 3
     assert "elsewhere" in nowhere.stderr
+    assert "(is it the right cluster (--context, KUBECONFIG)" in nowhere.stderr
 
 
 def test_an_edited_experiment_is_not_mixed_with_the_one_that_runs(
