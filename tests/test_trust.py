@@ -125,6 +125,7 @@ def test_the_doctor_says_whom_a_machine_trusts(
     tmp_path: Path, open_head: tuple[str, str], closed_head: tuple[str, str]
 ) -> None:
     assert check_cluster("", insecure=False).state == "ok"
+    assert "is no address of one" in check_cluster("rubbish", insecure=False).found
     assert check_cluster(closed_head[0], insecure=False).found == f"{closed_head[0]} asks for a token"
     opened = check_cluster(open_head[0], insecure=False)
     assert (opened.state, opened.found) == ("warn", f"{open_head[0]} does what strangers ask")
