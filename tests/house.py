@@ -192,6 +192,7 @@ HOUSE = """
     cli
     cli.mounts
     cli.folders
+    cli.deadline
     cli.terminal            rich
     cli.opening             torch triton
     cli.exposing            typer*

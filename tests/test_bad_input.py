@@ -199,7 +199,7 @@ PLACES = [
     Mistake(name="mirror that is no text", sections={"tracking": {"optuna_storage": ["a"]}},
             says=r"experiment.yaml:1: tracking.optuna_storage: text belongs here, not a list"),
     Mistake(name="ledger below a file", arguments=("sweep", "experiment.yaml", *REPLAY, "--sweeps", "kernels.py"),
-            says=r"kernels.py/fill/ledger.jsonl: cannot be written: .+"),
+            says=r"kernels.py/fill/ledger.jsonl: cannot be written: .+ \(it must lie in a folder you may"),
     Mistake(name="ledger of another experiment",
             arrange=lambda folder: foreign_ledger(folder / "sweeps/fill/ledger.jsonl"),
             says=r"sweeps/fill/ledger.jsonl: belongs to experiment 'other', not to 'fill' \(give this sweep"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -141,6 +142,28 @@ def test_a_job_on_a_node_that_dies_is_lost_and_known_to_be(nodes: Any) -> None:
             future.result(90)
     finally:
         fleet.close()
+
+
+def test_nothing_goes_on_where_the_node_s_own_process_was_killed(nodes: Any) -> None:
+    """A job that went on would measure beside that of whoever is given the GPU next."""
+    node = nodes(A100.name, num_gpus=1)
+    nodes(num_cpus=1)
+    fleet = RayFleet(replayed=[A100])
+    try:
+        name = by_role(fleet, "measure")[0].name
+        both = fleet.submit(who, name).result(60)
+        future = fleet.submit(sleep_long, name)
+        os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+        assert wait_until(lambda: not any(Path(f"/proc/{pid}/cwd").exists() for pid in both), 30)
+        with pytest.raises(WorkerLost):
+            future.result(90)
+    finally:
+        fleet.close()
+
+
+def who() -> tuple[int, int]:
+    """The actor and the process that does its jobs."""
+    return os.getppid(), os.getpid()
 
 
 def sleep_long() -> None:

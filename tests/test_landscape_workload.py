@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 import pytest
+from clusters import TOKEN, ray_head
 from farm import tunefarm, write_experiment, write_landscape
 
 from tunefarm.cli.opening import open_experiment, plan_targets
@@ -379,3 +380,17 @@ def test_four_devices_are_swept_at_once(tmp_path: Path) -> None:
         won = median(samples[tuple(study["winner"]["config"]["params"].items())])
         assert study["winner"]["median_ms"] == pytest.approx(won)
         assert won < known[len(known) // 20], "among the best twentieth"
+
+
+def test_a_cluster_of_gpus_is_not_asked_for_any(tmp_path: Path) -> None:
+    """Nothing can be measured: where GPUs are, by an address too, a recording is replayed as it is elsewhere."""
+    plain(tmp_path)
+    path = experiment(tmp_path)
+    with ray_head("token") as (address, _):
+        words = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+        done = tunefarm(
+            "sweep", path.name, "--address", address, "--tracking", "none", "--json", folder=tmp_path,
+            store=tmp_path / "store", **words,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["studies"][0]["winner"]

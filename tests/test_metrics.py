@@ -151,20 +151,20 @@ def test_a_file_that_can_no_longer_be_written_stops_nobody(tmp_path: Path, caplo
     [
         (("--metrics-port", "{taken}"), r"--metrics-port: 127\.0\.0\.1:\d+: Address already in use \(name a free port"),
         (("--metrics-address", "0.0.0.0"), r"--metrics-address: .*\(add --metrics-port\)"),
+        (("--metrics-address", "203.0.113.7", "--metrics-port", "9400"), r"--metrics-address: .*\(name an address of"),
         (("--metrics-file", "kernels.py/x.prom"), r"--metrics-file: kernels\.py/x\.prom cannot be written: .*\(name a"),
         (("--metrics-file", "x.txt"), r"--metrics-file: x\.txt: collectors read .*\(name it x\.prom\)"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_shown_is_one_error_before_the_sweep(
-    options: tuple[str, str], says: str, tmp_path: Path, store: Path, warm: Warm
+    options: tuple[str, ...], says: str, tmp_path: Path, store: Path, warm: Warm
 ) -> None:
     write_landscape(write_experiment(tmp_path))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        option, value = options
-        value = value.format(taken=taken.getsockname()[1])
-        done = warm(*SWEEP, option, value, folder=tmp_path, store=store)
+        words = [word.format(taken=taken.getsockname()[1]) for word in options]
+        done = warm(*SWEEP, *words, folder=tmp_path, store=store)
     assert done.returncode == 2
     assert re.fullmatch(rf"error: {says}.*\n", done.stderr), done.stderr
     assert done.stdout == ""

@@ -64,6 +64,17 @@ def test_a_second_build_finds_everything(tmp_path: Path, warm: Warm) -> None:
         second.stdout
     )
     assert f"store    {tmp_path / 'store' / 'builds'}" in second.stdout
+    # Workers were sent the kernel's file: they may not see this folder.
+    assert list((tmp_path / "store" / f"bundles-{os.getuid()}").glob("*/kernels.py"))
+
+
+def test_nothing_is_built_of_a_recording_and_that_is_said(tmp_path: Path, warm: Warm) -> None:
+    write_landscape(write_experiment(tmp_path))
+    write_experiment(tmp_path, workload="landscape:recording.json.gz", problems=None, space=None, devices=None)
+    words = ("--fleet", "inline", "--builders", "1")
+    done = warm("build", "experiment.yaml", *words, folder=tmp_path, store=tmp_path / "store")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "experiment.yaml:1: workload: a recording is replayed, and nothing is built for it" in done.stderr
 
 
 def test_build_workers_need_not_see_the_driver_s_folder(

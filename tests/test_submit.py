@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from apiserver import Server, serving
-from farm import KERNEL, Warm, environment, tunefarm, wait_until, write_experiment
+from farm import Warm, environment, tunefarm, wait_until, write_experiment
 from lint import lint
 from overlays import MANIFESTS, OVERLAYS, ROOT, everything, platform, submitted
 from schemas import faults, needs_crds
@@ -192,40 +192,14 @@ def test_bad_orders_are_refused_in_one_line(checkout: Path, warm: Warm) -> None:
     write_experiment(checkout, project="a", workload="nowhere.py:workload")
     assert "experiment.yaml:1: workload: " in (said := refused(checkout, warm, *prod))
     assert "nowhere.py cannot be read: no such file" in said
+    (checkout / "fill.json.gz").touch()
+    recorded = {"problems": None, "space": None, "devices": None}
+    write_experiment(checkout, project="a", workload="landscape:fill.json.gz", **recorded)
+    assert "experiment.yaml:1: workload: a recording is replayed, which needs no GPU" in refused(checkout, warm, *prod)
     write_experiment(checkout, "def (", project="a")
     assert "kernels.py:1: cannot be parsed" in refused(checkout, warm, *prod)
     write_experiment(checkout, project="a", search={"learn_from": ["gone.jsonl"]})
     assert "search.learn_from[0]: gone.jsonl: no such file" in refused(checkout, warm, *prod)
-
-
-def test_files_that_do_not_fit_are_named_with_their_sizes(checkout: Path, warm: Warm) -> None:
-    """TF-097."""
-    (checkout / "ledger.jsonl").write_bytes(b"\xff" * 900_000)
-    write_experiment(checkout, KERNEL + "\n#" + "x" * 200_000, project="a", search={"learn_from": ["ledger.jsonl"]})
-    said = refused(checkout, warm, "--overlay", "prod", "--dry-run")
-    assert re.search(
-        r"take 1,40\d,\d\d\d bytes, and a ConfigMap holds 1,048,576: ledger.jsonl \(900,000 bytes\), kern", said
-    )
-
-
-def test_ignored_files_beside_the_kernel_travel_too(checkout: Path, warm: Warm) -> None:
-    """TF-096: what Git ignores, packages, relative imports and the reference of another file."""
-    (checkout / ".gitignore").write_text("generated/\n")
-    (checkout / "generated").mkdir()
-    (checkout / "generated/__init__.py").write_text("")
-    (checkout / "generated/parts.py").write_text("from . import more\nfrom .more import *\nimport numpy\n")
-    (checkout / "generated/more.py").write_text("import kernels\n")
-    (checkout / "unrelated.py").write_text("")
-    (checkout / "generated/scales.bin").write_bytes(b"\xff")
-    write_experiment(
-        checkout, "def late():\n    from generated.parts import x\n" + KERNEL, project="a", devices=["sm_90"],
-        files=["generated/scales.bin"],
-    )  # fmt: skip
-    _, _, build, _ = dry(warm, "experiment.yaml", checkout)[0]
-    volumes = build["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["volumes"]
-    paths = {item["path"].removeprefix("files/") for item in volumes[1]["configMap"]["items"]}
-    names = ("__init__.py", "parts.py", "more.py", "scales.bin")
-    assert paths == {"experiment.yaml", "kernels.py", *(f"generated/{name}" for name in names)}
 
 
 @pytest.mark.parametrize(
@@ -346,6 +320,9 @@ def test_gpus_are_asked_for_when_the_build_has_ended(checkout: Path, server: tup
     assert (len(gone.stdout.splitlines()), api.objects) == (4, {})
     assert "there is no sweep team-a--fill in namespace tunefarm" in ask("status", "team-a--fill").stderr
     assert ask("cancel", "team-a--fill").returncode == 2
+    told = ask("logs", "team-a--fill")
+    assert (told.returncode, told.stdout) == (2, "")
+    assert "there is no sweep team-a--fill in namespace tunefarm" in told.stderr
     assert "'a,b' is no sweep's name" in ask("cancel", "a,b").stderr
 
 
@@ -371,6 +348,7 @@ def test_what_a_cluster_refuses_is_said(checkout: Path, server: tuple[Server, Pa
     nowhere = warm("status", "a--b", "--context", "elsewhere", folder=checkout, store=checkout, KUBECONFIG=str(config))
     assert nowhere.returncode == 3
     assert "elsewhere" in nowhere.stderr
+    assert "(is it the right cluster (--context, KUBECONFIG)" in nowhere.stderr
 
 
 def test_an_edited_experiment_is_not_mixed_with_the_one_that_runs(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
@@ -75,9 +76,17 @@ import os, signal, sys, threading
 from tunefarm.errors import UserError
 from tunefarm.fleet import cluster
 
-cluster._REACH_S, control = 1.0, int(sys.argv[2])
-os.kill(control, signal.SIGSTOP)
-threading.Timer(3.0, os.kill, (control, signal.SIGCONT)).start()
+cluster._REACH_S, control, ask = 2.0, int(sys.argv[2]), cluster.ask_without_token
+
+
+def ask_first(address, timeout_s):
+    cluster.ask_without_token = ask
+    os.kill(control, signal.SIGSTOP)
+    threading.Timer(3.0, os.kill, (control, signal.SIGCONT)).start()
+    return ask(address, timeout_s)
+
+
+cluster.ask_without_token = ask_first
 try:
     cluster.connect(sys.argv[1], use_gpus=False, insecure=False)
 except UserError as error:
@@ -126,15 +135,44 @@ def test_a_cluster_with_a_token_is_joined_by_who_has_it(tmp_path: Path, closed_h
     words["RAY_AUTH_TOKEN"] = TOKEN[::-1]
     wrong = tunefarm(*BUILD, "--address", closed_head[0], folder=tmp_path, store=store, **words)
     assert (wrong.returncode, wrong.stdout) == (3, "")
-    line = wrong.stderr.splitlines()[-1]  # after some words of Ray's own
+    says = f"error: no Ray cluster at {closed_head[0]} for whoever has no token, or another (it asks for a token: set "
+    assert wrong.stderr == f"{says}RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as it has them)\n"  # nothing of Ray's own
+    words |= {"RAY_AUTH_TOKEN": "", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "none"), "HOME": str(tmp_path)}
+    none = tunefarm(*BUILD, "--address", closed_head[0], folder=tmp_path, store=store, **words)
+    (line,) = none.stderr.splitlines()
+    assert none.returncode == 3
     assert line.startswith(f"error: no Ray cluster at {closed_head[0]}: ")
-    assert "it asks for a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as it has them" in line
+    assert "it asks for a token: set RAY_AUTH_MODE=token" in line
+
+
+def test_what_is_no_cluster_is_told_at_once(tmp_path: Path) -> None:
+    """TF-104: a web server, whom Ray asks for minutes; texts that are no addresses."""
+    write_experiment(tmp_path, **SMALL)
+
+    def said(address: str) -> tuple[int, str]:
+        done = tunefarm(*BUILD, "--address", address, folder=tmp_path, store=tmp_path / "store")
+        (line,) = done.stderr.splitlines()
+        return done.returncode, line
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    with server, ThreadPoolExecutor(1) as pool:
+        pool.submit(server.serve_forever)
+        address = f"127.0.0.1:{server.server_port}"
+        code, line = said(address)
+        server.shutdown()
+    assert code == 3
+    assert line.startswith(f"error: no Ray cluster at {address}: what listens there does not answer as one does (")
+    for odd in ("127.0.0.1", "host:port", "host:99999", ":6379", "http://host:6379", "local", "a b:1"):
+        code, line = said(odd)
+        assert code == 2
+        assert line.startswith(f"error: --address: {odd!r} is no address of a Ray cluster (write host:6379")
 
 
 def test_the_doctor_says_whom_a_machine_trusts(
     tmp_path: Path, open_head: tuple[str, str], closed_head: tuple[str, str]
 ) -> None:
     assert check_cluster("", insecure=False).state == "ok"
+    assert "is no address of one" in check_cluster("rubbish", insecure=False).found
     assert check_cluster(closed_head[0], insecure=False).found == f"{closed_head[0]} asks for a token"
     opened = check_cluster(open_head[0], insecure=False)
     assert (opened.state, opened.found) == ("warn", f"{open_head[0]} does what strangers ask")

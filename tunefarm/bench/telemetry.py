@@ -42,7 +42,10 @@ def require_gpu() -> None:
     import torch
 
     if not torch.cuda.is_available():
-        raise InfrastructureError("no CUDA device is visible to this process", hint="see `tunefarm doctor`")
+        raise InfrastructureError(
+            f"no CUDA device is visible to this process of {platform.node()}",
+            hint="see `tunefarm doctor` there; to replay needs none: --meter replay",
+        )
 
 
 def toolchain() -> FrozenMap[str]:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
-from types import FrameType
 
+from tunefarm.cli.deadline import INTERRUPTED, end_in_time
 from tunefarm.errors import TunefarmError
 
 
 def main() -> None:
     """Runs the command line."""
     # A scheduler that wants its machine back is as good as a pressed key: what was measured is kept, and MLflow told.
-    signal.signal(signal.SIGTERM, _stop)
+    end_in_time()
     try:
         from tunefarm.cli.app import app
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except ModuleNotFoundError as e:
         print(f"error: {e.name} is not installed (pip install 'tunefarm[client]')", file=sys.stderr)
         sys.exit(2)
@@ -30,10 +29,6 @@ def main() -> None:
     except OSError as e:  # a full disk, a folder that has gone
         print(f"error: {e}", file=sys.stderr)
         sys.exit(3)
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

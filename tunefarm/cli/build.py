@@ -42,6 +42,9 @@ def build(
     for file in files:
         with about(file, files):
             resolved.append(opening.open_experiment(file, ship=True))
+    if all(each.found is None for each in resolved):
+        message = "a recording is replayed, and nothing is built for it"
+        raise resolved[0].experiment.error("workload", message, "name an experiment with a kernel")
     store = store_folder()
     workers = opening.open_builders(fleet, address, builders=builders, refs=[r.experiment.ref for r in resolved])
     try:

@@ -45,6 +45,8 @@ def submit(
     from tunefarm.spec.experiment import load_experiment
 
     spec = load_experiment(experiment)
+    if spec.workload.landscapes:
+        raise spec.error("workload", "a recording is replayed, which needs no GPU", "sweep it here: `tunefarm sweep`")
     submission = _submission(spec, project, device)
     folder = _overlay(overlay)
     composed = compose(render(folder / "jobs"), submission, str(folder))
@@ -71,9 +73,7 @@ def status(
 
     Example: tunefarm status kernels--softmax
     """
-    jobs = _cluster(name, namespace, context).jobs(name)
-    if not jobs:
-        raise UserError(f"there is no sweep {name} in namespace {namespace}", hint="`submit` says a sweep's name")
+    jobs = _jobs(_cluster(name, namespace, context), name)
     if as_json:
         typer.echo(json.dumps([asdict(job) for job in jobs], indent=1))
     else:
@@ -90,7 +90,9 @@ def logs(
 
     Example: tunefarm logs kernels--softmax --follow
     """
-    if code := _cluster(name, namespace, context).logs(name, follow=follow):
+    cluster = _cluster(name, namespace, context)
+    _jobs(cluster, name)  # of one that is not there kubectl says nothing, and that all is well
+    if code := cluster.logs(name, follow=follow):
         raise InfrastructureError(f"kubectl logs ended with {code}", hint="`tunefarm status` says how its jobs are")
 
 
@@ -99,9 +101,10 @@ def cancel(name: Name, namespace: Namespace = "tunefarm", context: Context = "")
 
     Example: tunefarm cancel kernels--softmax
     """
-    removed = _cluster(name, namespace, context).delete(name)
+    cluster = _cluster(name, namespace, context)
+    removed = cluster.delete(name)
     if not removed:
-        raise UserError(f"there is no sweep {name} in namespace {namespace}", hint="`submit` says a sweep's name")
+        raise _unknown(cluster, name)
     typer.echo("\n".join(f"removed {what}" for what in removed))
 
 
@@ -112,6 +115,16 @@ def _cluster(name: str, namespace: str, context: str) -> Cluster:
         if not NAME.fullmatch(text):  # it goes into a selector
             raise UserError(f"{text!r} is no {what}'s name", hint="`submit` says a sweep's name")
     return Cluster(namespace=namespace, context=context)
+
+
+def _jobs(cluster: Cluster, name: str) -> list[JobState]:
+    if jobs := cluster.jobs(name):
+        return jobs
+    raise _unknown(cluster, name)
+
+
+def _unknown(cluster: Cluster, name: str) -> UserError:
+    return UserError(f"there is no sweep {name} in namespace {cluster.namespace}", hint="`submit` says a sweep's name")
 
 
 def _submission(spec: Experiment, project: str, only: list[str] | None) -> Submission:

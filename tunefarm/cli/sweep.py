@@ -79,7 +79,8 @@ def sweep(
         optuna_storage=optuna_storage, out=out, shard=part,
     )  # fmt: skip
     store = store_folder()
-    use_gpu = meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
+    has_kernel = any(order.resolved.found is not None for order in ordered)  # recordings are replayed wherever it is
+    use_gpu = has_kernel and meter is not MeterKind.REPLAY and (bool(address) or opening.has_gpu())
     plan = _plan(ordered, [], complete=not use_gpu)
     if plan.orders or use_gpu:
         with exposed(metrics) as gauges, Progress(quiet=quiet or as_json, named=len(ordered) > 1) as progress:

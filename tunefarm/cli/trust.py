@@ -31,7 +31,10 @@ def check_cluster(address: str, *, insecure: bool) -> Check:
             name=name, state="warn", found="TUNEFARM_INSECURE_CLUSTER: clusters that ask for no token are joined",
             remedy="unset it, and give the cluster a token: RAY_AUTH_MODE=token",
         )  # fmt: skip
-    if not address.rpartition(":")[2].isdigit():
+    if address not in ("", "auto") and not address.rpartition(":")[2].isdigit():
+        remedy = "write host:6379, ray://host:10001 or auto, or unset RAY_ADDRESS"
+        return Check(name=name, state="warn", found=f"{address!r} is no address of one", remedy=remedy)
+    if address in ("", "auto"):
         return Check(name=name, state="ok", found="a sweep's own, which asks for a token (RAY_ADDRESS names none)")
     try:
         from tunefarm.fleet.trust import Answer, ask_without_token

@@ -16,7 +16,7 @@ from typing import Any
 
 from tunefarm.errors import InfrastructureError, UserError
 from tunefarm.fleet.cpus import available_cpus
-from tunefarm.fleet.trust import Answer, ask_without_token
+from tunefarm.fleet.trust import Answer, ask, ask_without_token
 from tunefarm.frozen import FrozenMap
 
 LABEL = "tunefarm.dev/device"
@@ -25,6 +25,9 @@ LABEL = "tunefarm.dev/device"
 _TOKEN = secrets.token_hex(32)
 """What a local cluster asks of its callers; one for all, because Ray reads it once per process."""
 
+_ADDRESS = re.compile(r"(?:ray://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
+_ANY = "auto"
+"""The address of whichever cluster this machine takes part in."""
 _REACH_S = 10.0
 _SURVEY_S = 60.0
 
@@ -77,12 +80,11 @@ def connect(address: str | None, *, use_gpus: bool, insecure: bool) -> bool:
 
     if ray.is_initialized():
         return False
+    address = address or None  # an empty RAY_ADDRESS names none
     options: dict[str, Any] = {"address": address}
-    answer = Answer.SILENT
+    is_unsure = False
     if address is not None:
-        answer = _reach(address)
-        if not insecure:
-            _refuse_open(address, answer)
+        is_unsure = _reach(address, insecure=insecure) is Answer.SILENT and not address.startswith("ray://")
     else:
         # Ray would write a token into the home directory, which may be read-only and outlives the cluster.
         os.environ["RAY_AUTH_TOKEN"] = _TOKEN
@@ -98,14 +100,8 @@ def connect(address: str | None, *, use_gpus: bool, insecure: bool) -> bool:
     try:
         ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        hint = (
-            "it asks for a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as it has them"
-            if answer is Answer.REFUSED
-            else ""
-        )
-        raise InfrastructureError(f"no Ray cluster at {address or 'this machine'}: {error}", hint=hint) from error
-    unheard = answer is Answer.SILENT and not (address or "").startswith("ray://")
-    if address is not None and unheard and not insecure:  # `auto`, of which only now it is known where it is, or slow
+        raise InfrastructureError(f"no Ray cluster at {address or 'this machine'}: {error}") from error
+    if is_unsure and not insecure:  # `auto`: only now it is known where that is; or one that was slow to answer
         try:
             where = ray.get_runtime_context().gcs_address
             _refuse_open(where, ask_without_token(where, _REACH_S))
@@ -118,23 +114,49 @@ def connect(address: str | None, *, use_gpus: bool, insecure: bool) -> bool:
     return address is None
 
 
-def _port(address: str) -> str:
-    port = address.rpartition(":")[2]
-    return port if port.isdigit() else ""
+def _reach(address: str, *, insecure: bool) -> Answer:
+    """Sees that a cluster will have this caller, and what it tells strangers.
 
-
-def _reach(address: str) -> Answer:
-    """What a cluster tells strangers. Ray itself tries for many minutes before it says that nobody listens there."""
-    if not (port := _port(address)):
+    Ray itself tries for up to minutes, and fills the terminal.
+    """
+    found = _ADDRESS.fullmatch(address)
+    if address == _ANY:
         return Answer.SILENT
+    if found is None or not 0 < int(found["port"]) < 1 << 16:
+        hint = "write host:6379, ray://host:10001 or auto, or leave it out to use this machine alone"
+        raise UserError(f"{address!r} is no address of a Ray cluster", key="--address", hint=hint)
     try:
-        host = address.removeprefix("ray://").rpartition(":")[0]
-        socket.create_connection((host, int(port)), timeout=_REACH_S).close()
+        socket.create_connection((found["host"].strip("[]"), int(found["port"])), timeout=_REACH_S).close()
     except OSError as error:
         raise InfrastructureError(
             f"no Ray cluster at {address}: {error}", hint="is it up, and the port right?"
         ) from error
-    return ask_without_token(address, _REACH_S)
+    answer = ask_without_token(address, _REACH_S)
+    if not insecure:
+        _refuse_open(address, answer)
+    _present(address)
+    return answer
+
+
+def _present(address: str) -> None:
+    """Shows what Ray would show: its own channel carries the token and speaks TLS where it is told to."""
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray.exceptions import RayError
+
+    wanted = "it asks for a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as it has them"
+    try:
+        with init_grpc_channel(address.removeprefix("ray://")) as channel:
+            answer = ask(channel, address, _REACH_S)
+    except (RayError, RuntimeError, ValueError, OSError) as error:  # no token where one is to be, no certificates
+        said = str(error).split(". ")[0]
+        raise InfrastructureError(f"no Ray cluster at {address}: {said}", hint=wanted) from error
+    if answer is Answer.REFUSED:
+        raise InfrastructureError(f"no Ray cluster at {address} for whoever has no token, or another", hint=wanted)
+    if answer is Answer.SILENT:
+        raise InfrastructureError(
+            f"no Ray cluster at {address}: what listens there does not answer as one does",
+            hint="is it the port of `ray start --head`, and does TLS (RAY_USE_TLS) fit?",
+        )
 
 
 def _refuse_open(address: str, answer: Answer) -> None:

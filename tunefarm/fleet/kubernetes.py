@@ -17,6 +17,7 @@ from tunefarm.fleet.submission import SWEEP, Document
 
 NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _TIMEOUT_S = 120.0
+_REACH = "is it the right cluster (--context, KUBECONFIG), and may you do this there?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,7 @@ class Cluster:
             done = self._kubectl("create", "--validate=strict", "-f", "-", stdin=json.dumps(document))
             if done.returncode and "AlreadyExists" not in done.stderr:
                 name = f"{document['kind']} {document['metadata']['name']}"
-                raise InfrastructureError(f"{name} was refused: {_last_line(done.stderr)}")
+                raise InfrastructureError(f"{name} was refused: {_last_line(done.stderr)}", hint=_REACH)
 
     def jobs(self, sweep: str) -> list[JobState]:
         """The jobs of a sweep, the building one first; empty if there are none.
@@ -107,7 +108,7 @@ class Cluster:
         """
         done = self._kubectl("get", "rayjobs.ray.io", "-l", f"{SWEEP}={sweep}", "-o", "json")
         if done.returncode:
-            raise InfrastructureError(f"kubectl get rayjobs: {_last_line(done.stderr)}")
+            raise InfrastructureError(f"kubectl get rayjobs: {_last_line(done.stderr)}", hint=_REACH)
         states = [_state(item) for item in json.loads(done.stdout)["items"]]
         return sorted(states, key=lambda state: (state.role != "build", state.name))
 
@@ -127,7 +128,7 @@ class Cluster:
         kinds = "rayjobs.ray.io,configmaps,networkpolicies.networking.k8s.io"
         done = self._kubectl("delete", kinds, "-l", f"{SWEEP}={sweep}", "-o", "name", "--wait=false")
         if done.returncode:
-            raise InfrastructureError(f"kubectl delete: {_last_line(done.stderr)}")
+            raise InfrastructureError(f"kubectl delete: {_last_line(done.stderr)}", hint=_REACH)
         return [line for line in done.stdout.splitlines() if "/" in line]  # or that there is nothing, in words
 
     def _command(self, *arguments: str) -> list[str]:

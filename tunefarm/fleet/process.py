@@ -197,6 +197,13 @@ def _quote(words: str) -> str:
     return f"; its last words:\n{words}" if words else ""
 
 
+def die_with_parent() -> int:
+    """From now on this process is killed when its parent ends, on Linux. Returns the parent's process id."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid()
+
+
 def serve(channel: int, parent: int) -> None:
     """Does jobs until the driver goes away: the whole life of a worker process.
 
@@ -205,10 +212,8 @@ def serve(channel: int, parent: int) -> None:
         parent: process id of the driver.
     """
     os.set_inheritable(channel, False)
-    if sys.platform == "linux":
-        # The end of the channel ends an idle process everywhere; a busy one only dies with its driver by this.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    # The end of the channel ends an idle process everywhere; a busy one only dies with its driver by this.
+    if die_with_parent() != parent:
         return
     # Who dies in native code, or is asked why it does not answer, says where in Python that is.
     faulthandler.enable(all_threads=False)

@@ -20,7 +20,7 @@ from tunefarm.errors import InfrastructureError, SpecError, WorkerLost
 from tunefarm.fleet.cluster import LABEL, Node, connect, describe, label_of, nodes, settled, usable_cpus
 from tunefarm.fleet.parcel import Reply, pack, pack_spare
 from tunefarm.fleet.post import Post, close_all, heard
-from tunefarm.fleet.process import LocalProcess
+from tunefarm.fleet.process import LocalProcess, die_with_parent
 from tunefarm.fleet.relay import Relay
 from tunefarm.seams import Worker
 
@@ -46,6 +46,7 @@ class Actor:
     """
 
     def __init__(self, name: str, environment: Mapping[str, str], path: Sequence[str], spare: bytes | None) -> None:
+        die_with_parent()  # Ray leaves actors running where its node process was killed, with the GPU in their hands.
         os.environ.update(environment)
         sys.path.extend(entry for entry in path if entry not in sys.path)
         self._relay = Relay(partial(LocalProcess, name, environment), spare)

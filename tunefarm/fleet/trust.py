@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 _GCS = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 _CLIENT = "/ray.rpc.RayletDriver/ClusterInfo"
@@ -31,16 +32,29 @@ def ask_without_token(address: str, timeout_s: float = 10.0) -> Answer:
     """
     import grpc
 
-    method = _CLIENT if address.startswith("ray://") else _GCS
     with grpc.insecure_channel(address.removeprefix("ray://")) as channel:
-        # An empty message is a valid request of either kind, so Ray's own, generated code is not needed.
-        call = channel.unary_unary(method, request_serializer=None, response_deserializer=None)
-        try:
-            call(b"", timeout=timeout_s, metadata=(("client_id", "tunefarm"),))
-        except grpc.RpcError as error:
-            code = error.code()
-            if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-                return Answer.REFUSED
-            if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                return Answer.SILENT
-        return Answer.SERVED  # whatever else it says, it was not asked for a token
+        return ask(channel, address, timeout_s)
+
+
+def ask(channel: Any, address: str, timeout_s: float = 10.0) -> Answer:
+    """Asks a cluster for its health.
+
+    Args:
+        channel: of gRPC, to it: what the caller has to show goes with that.
+        address: as for `ask_without_token`.
+        timeout_s: how long to wait for a word.
+    """
+    import grpc
+
+    method = _CLIENT if address.startswith("ray://") else _GCS
+    # An empty message is a valid request of either kind, so Ray's own, generated code is not needed.
+    call = channel.unary_unary(method, request_serializer=None, response_deserializer=None)
+    try:
+        call(b"", timeout=timeout_s, metadata=(("client_id", "tunefarm"),))
+    except grpc.RpcError as error:
+        code = error.code()
+        if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+            return Answer.REFUSED
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            return Answer.SILENT
+    return Answer.SERVED  # whatever else it says, it was not asked for a token

@@ -129,6 +129,8 @@ def _unusable(path: Path, verb: str, e: OSError) -> LedgerError:
         errno.EACCES: "it must lie in a folder you may write to",
         errno.EPERM: "it must lie in a folder you may write to",
     }
+    if verb == "written":
+        hints |= dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "it must lie in a folder you may write to")
     return LedgerError(f"cannot be {verb}: {e.strerror}", file=str(path), hint=hints.get(e.errno or 0, ""))
 
 

@@ -6,7 +6,9 @@ Prometheus is no guest of this house: its text format is written by `exposition`
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -59,9 +61,10 @@ class MetricsServer:
             self._server = _Server((address, port), partial(_Handler, self._page))
         except (OSError, OverflowError) as e:
             why = getattr(e, "strerror", None) or str(e)
-            raise UserError(
-                f"{address}:{port}: {why}", key="--metrics-port", hint="name a free port, or leave it out"
-            ) from None
+            key, hint = "--metrics-port", "name a free port, or leave it out"
+            if isinstance(e, socket.gaierror) or getattr(e, "errno", None) == errno.EADDRNOTAVAIL:
+                key, hint = "--metrics-address", "name an address of this machine, such as 127.0.0.1 or 0.0.0.0"
+            raise UserError(f"{address}:{port}: {why}", key=key, hint=hint) from None
         self.url = f"http://{address}:{self._server.server_address[1]}/metrics"
         threading.Thread(target=self._server.serve_forever, name="tunefarm-metrics", daemon=True).start()
 

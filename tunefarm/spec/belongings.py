@@ -1,4 +1,4 @@
-"""What an experiment needs beside it on another machine: its file, what it learns from, and its workload's files."""
+"""What an experiment needs beside it on another machine: its file, its workload's, and what it learns from."""
 
 from __future__ import annotations
 
@@ -7,23 +7,30 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tunefarm.errors import SpecError
-from tunefarm.spec.bundling import bundled
+from tunefarm.spec.bundling import gathered
 from tunefarm.spec.experiment import Experiment
 
 
 def belongings(experiment: Experiment) -> list[Path]:
     """The files, without importing any of them; the experiment's own first.
 
-    Of a workload they are those that a driver sends to its workers. Landscapes stay here: elsewhere is a GPU.
+    They are those that a fleet sends to its workers, see `bundling`. Landscapes stay here: elsewhere is a GPU.
 
     Raises:
         SpecError: a file that is named is not there, or cannot be parsed; or all of them are too large to be sent.
     """
+    folder = experiment.folder.resolve()
+    found: dict[Path, None] = {folder / experiment.path.name: None}
     for key, source in _sources(experiment):
-        _check(experiment, key, source)
-    found = {experiment.folder.resolve() / experiment.path.name: None}
-    if (bundle := bundled(experiment).workload.bundle) is not None:
-        found |= {Path(bundle.root, name): None for name, _ in bundle.files}
+        path = (experiment.folder / source).absolute()
+        if not path.is_file():
+            message = f"{path} cannot be read: no such file"
+            raise experiment.error(key, message, "paths start at the experiment's folder")
+    listed = {(folder / name).resolve() for name in experiment.files}
+    for path, content in gathered(experiment).items():
+        if path.suffix == ".py" and path.resolve() not in listed:
+            _check_parses(path, content)
+        found.setdefault(path)
     for number, known in enumerate(experiment.search.learn_from):
         if not known.is_file():
             raise experiment.error(
@@ -34,7 +41,7 @@ def belongings(experiment: Experiment) -> list[Path]:
 
 
 def _sources(experiment: Experiment) -> Iterator[tuple[str, str]]:
-    """Keys that name the workload, and the files that they name; names of modules are left out."""
+    """The files that the workload's references name, each with its key."""
     ref = experiment.workload
     named = {"workload": ref.object} if ref.object else {
         f"workload.{name}": getattr(ref, name) for name in ("call", "kernel", "reference")
@@ -45,13 +52,9 @@ def _sources(experiment: Experiment) -> Iterator[tuple[str, str]]:
             yield key, source
 
 
-def _check(experiment: Experiment, key: str, source: str) -> None:
-    """Refuses what no driver could import: it would say so only once it is there."""
-    path = (experiment.folder / source).absolute()
-    if not path.is_file():
-        raise experiment.error(key, f"{path} cannot be read: no such file", "paths start at the experiment's folder")
+def _check_parses(path: Path, content: bytes) -> None:
     try:
-        ast.parse(path.read_bytes(), str(path))
+        ast.parse(content, str(path))
     except (SyntaxError, ValueError) as e:
         line = getattr(e, "lineno", None)
         raise SpecError(f"cannot be parsed: {e}", file=f"{path}:{line}" if line else str(path)) from None

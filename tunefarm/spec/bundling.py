@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,15 +28,29 @@ def bundled(experiment: Experiment) -> Experiment:
     Raises:
         SpecError: a listed file cannot be read, or all of them are too large to be sent.
     """
+    gathering = _gather(experiment)
+    if not gathering.contents:
+        return experiment  # an installed package's: workers have it or say that they have not
+    return replace(experiment, workload=replace(experiment.workload, bundle=gathering.bundle()))
+
+
+def gathered(experiment: Experiment) -> Mapping[Path, bytes]:
+    """The same files by their absolute path here.
+
+    Raises:
+        SpecError: as for `bundled`.
+    """
+    return _gather(experiment).contents
+
+
+def _gather(experiment: Experiment) -> _Gathering:
     gathering = _Gathering(experiment)
     for number, name in enumerate(experiment.files):
         gathering.take_listed(name, f"files[{number}]")
     workload = experiment.workload
     for reference in dict.fromkeys((workload.object, workload.call, workload.kernel, workload.reference)):
         gathering.take_named(reference.rpartition(":")[0])
-    if not gathering.contents:
-        return experiment  # an installed package's: workers have it or say that they have not
-    return replace(experiment, workload=replace(workload, bundle=gathering.bundle()))
+    return gathering
 
 
 @dataclass(frozen=True, slots=True)
