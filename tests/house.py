@@ -115,6 +115,7 @@ HOUSE = """
 
     record
     record.memo
+    record.scan
     record.ledger
     record.card
     record.metrics

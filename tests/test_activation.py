@@ -133,12 +133,6 @@ def test_a_missing_pack_is_an_error(tmp_path: Path) -> None:
         activate(tmp_path / "typo.json")
 
 
-@pytest.mark.parametrize("source", ["x" * 5000, "pkg:json/" + "x" * 5000], ids=["path", "package"])
-def test_a_source_that_no_file_can_be_called_is_an_error_of_ours(source: str) -> None:
-    with pytest.raises(PackError, match="x: cannot be read: File name too long"):
-        activate(source)
-
-
 def test_on_miss_is_one_of_four() -> None:
     with pytest.raises(UserError, match="stock, default, nearest, error"):
         activate(make_pack(own), on_miss="guess")

@@ -47,91 +47,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tunefarm.config import counted
-from tunefarm.document import canonical, parse_json
-from tunefarm.errors import DocumentError, Fenced, LedgerError
+from tunefarm.document import canonical
+from tunefarm.errors import Fenced, LedgerError
 from tunefarm.record.memo import Memo
+from tunefarm.record.scan import FORMAT, Scan, unusable
 
-FORMAT, VERSION = "tunefarm-ledger", 1
-_LINE_START = b'{"at_s":'
+VERSION = 1
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
 
 log = logging.getLogger(__name__)
-
-
-class Scan:
-    """One pass over a ledger file: iterate for its good events; the attributes are complete afterwards.
-
-    Attributes:
-        num_events: good events.
-        num_damaged: lines that are no events; they are skipped.
-        num_stale: events that a fenced driver still wrote; they are skipped.
-        epoch: the newest epoch, 0 before the first.
-        opening: data of the newest `epoch` event, or None.
-        good_bytes: length of the file up to its last complete line.
-        torn: what follows it, the half-written line of a driver that was killed; empty for a clean file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.num_events = self.num_damaged = self.num_stale = self.epoch = self.good_bytes = 0
-        self.opening: dict[str, Any] | None = None
-        self.torn = b""
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        try:
-            with self._path.open("rb") as file:
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        self.torn = line
-                        break
-                    self.good_bytes += len(line)
-                    event = _parse(line, str(self._path))
-                    if event is None:
-                        self.num_damaged += 1
-                    elif event["epoch"] < self.epoch:
-                        self.num_stale += 1
-                    else:
-                        self._note(event)
-                        yield event
-        except OSError as e:
-            raise _unusable(self._path, "read", e) from None
-
-    def _note(self, event: dict[str, Any]) -> None:
-        self.num_events += 1
-        self.epoch = event["epoch"]
-        if event["event"] == "epoch" and event["data"].get("format") == FORMAT:
-            self.opening = event["data"]
-
-    @property
-    def foreign(self) -> bool:
-        """Whether the file is something else than a ledger, or than the very first line of one, torn."""
-        if self.num_events or self.num_damaged:
-            return self.opening is None
-        return self.torn[: len(_LINE_START)] != _LINE_START[: len(self.torn)]
-
-
-def _parse(line: bytes, where: str) -> dict[str, Any] | None:
-    try:
-        event = parse_json(line.decode(), where=where)
-    except (DocumentError, UnicodeDecodeError):
-        return None
-    types = {"at_s": float, "data": dict, "epoch": int, "event": str}
-    if isinstance(event, dict) and all(isinstance(event.get(name), kind) for name, kind in types.items()):
-        return event
-    return None
-
-
-def _unusable(path: Path, verb: str, e: OSError) -> LedgerError:
-    hints = {
-        errno.ENOSPC: "free some space and give the same command again: it goes on where it stopped",
-        errno.EDQUOT: "free some space and give the same command again: it goes on where it stopped",
-        errno.EROFS: "it must lie in a folder you may write to",
-        errno.EACCES: "it must lie in a folder you may write to",
-        errno.EPERM: "it must lie in a folder you may write to",
-    }
-    if verb == "written":
-        hints |= dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "it must lie in a folder you may write to")
-    return LedgerError(f"cannot be {verb}: {e.strerror}", file=str(path), hint=hints.get(e.errno or 0, ""))
 
 
 def side_file(path: Path) -> Path:
@@ -167,7 +91,7 @@ def open_ledger(path: Path, identity: Mapping[str, Any]) -> FileLedger:
         return FileLedger(path, side, dict(identity), _look(path, identity))
     except OSError as e:
         os.close(side)
-        raise _unusable(path, "written", e) from None
+        raise unusable(path, "written", e) from None
     except BaseException:
         os.close(side)
         raise
@@ -188,7 +112,7 @@ def _claim(path: Path) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         return _lock(side_file(path), path)
     except OSError as e:
-        raise _unusable(path, "written", e) from None
+        raise unusable(path, "written", e) from None
 
 
 def _look(path: Path, identity: Mapping[str, Any]) -> Scan:
@@ -355,7 +279,7 @@ class FileLedger:
     def _cut(self, size: int, e: OSError) -> NoReturn:
         os.ftruncate(self._handle, size)
         self._size = size
-        raise _unusable(self.path, "written", e) from None
+        raise unusable(self.path, "written", e) from None
 
     def _check(self) -> None:
         """Compares what lies at the paths now with what this driver opened."""
@@ -369,7 +293,7 @@ class FileLedger:
         except FileNotFoundError:
             self._fence("was moved or deleted while this driver was writing it")
         except OSError as e:
-            raise _unusable(self.path, "read", e) from None
+            raise unusable(self.path, "read", e) from None
         if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
             self._fence("was replaced while this driver was writing it")
         if holder.get("epoch", self.epoch) > self.epoch:

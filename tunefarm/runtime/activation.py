@@ -53,9 +53,8 @@ def activate(
         source: a pack; the path of one, or of a folder whose `*.json` are packs; `pkg:PACKAGE[/PATH]` for either among
             a package's data; `models:/NAME@ALIAS` or `models:/NAME/VERSION` for one in MLflow's registry.
         on_miss: for a call that no row answers: `stock` (an installed kernel tunes as ever, save on one of many ranks
-            and under graph capture, where it uses its first config; a kernel of our own uses its default), `default`
-            (the first declared config, no tuning anywhere), `nearest` (a row whose ranges, stretched by two, hold the
-            call; else the default) or `error`.
+            and under graph capture; there, and for kernels of our own, as `default`), `default` (the first declared
+            config), `nearest` (a row whose ranges, stretched by two, hold the call; else the default) or `error`.
         strict: every call must be answered by a row measured on this device (or its twin), with this Triton and this
             source of the kernel; anything else raises and prints the difference.
         allow_replayed: use rows whose times were replayed from a landscape, not measured.
