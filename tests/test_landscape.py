@@ -62,3 +62,14 @@ def test_nan_is_no_number_of_a_landscape(recording: Path) -> None:
 )
 def test_costs_that_no_call_has_are_refused(recording: Path, name: str, value: str, says: str) -> None:
     assert edited(recording, value, of=name).startswith(f"{recording}: is malformed: {says}")
+
+
+def test_a_problem_is_recorded_once(recording: Path) -> None:
+    """Of two recordings nobody could say which is right."""
+    data = json.loads(gzip.decompress(recording.read_bytes()))
+    data["problems"].append(data["problems"][0])
+    recording.write_bytes(compress(json.dumps(data).encode()))
+    with pytest.raises(
+        LandscapeError, match=r"is malformed: ValueError: 1000 fp32 is recorded twice \(record it again"
+    ):
+        landscape.load(recording)

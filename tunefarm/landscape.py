@@ -208,32 +208,36 @@ def _check(landscape: Landscape) -> None:
         TypeError: text where a number belongs, and the like.
         ValueError: a duration that no launch has, or traffic or arithmetic below zero.
     """
-    check_device(landscape.device)
+    check_problems(landscape)
     for recorded in landscape.problems:
-        check_costs(recorded)
         for entry in recorded.entries:
             check_durations((*entry.warmup_ms, *entry.samples_ms), f"{entry.config} for {recorded.problem.label}")
 
 
-def check_device(device: Device) -> None:
-    """Refuses a device whose numbers are none.
+def check_problems(landscape: Landscape) -> None:
+    """Refuses a device or problem whose numbers are none, and a problem that is told twice.
 
     Raises:
-        TypeError: one is text, for instance.
+        TypeError: text where a number belongs, and the like.
+        ValueError: a duration that no launch has, traffic or arithmetic below zero, or one more recording of a problem.
     """
+    _check_device(landscape.device)
+    met: set[str] = set()
+    for recorded in landscape.problems:
+        _check_costs(recorded)
+        if recorded.problem.key in met:
+            raise ValueError(f"{recorded.problem.label} is recorded twice")
+        met.add(recorded.problem.key)
+
+
+def _check_device(device: Device) -> None:
     for name in ("num_sms", "shared_bytes", "l2_bytes", "memory_bytes", "bandwidth_gbps", "registers", "max_threads"):
         value = getattr(device, name)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise TypeError(f"device.{name} is {value!r}")
 
 
-def check_costs(recorded: Recorded) -> None:
-    """Refuses what no call costs.
-
-    Raises:
-        TypeError: text where a number belongs, and the like.
-        ValueError: the reference has a duration that no launch has, or traffic or arithmetic is below zero.
-    """
+def _check_costs(recorded: Recorded) -> None:
     label = recorded.problem.label
     if recorded.reference_ms is not None:
         check_durations([recorded.reference_ms], f"the reference of {label}")

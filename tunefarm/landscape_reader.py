@@ -90,9 +90,7 @@ def load(path: Path) -> Landscape:
         )  # fmt: skip
     try:
         landscape = read(data)
-        landscapes.check_device(landscape.device)
-        for each in landscape.problems:
-            landscapes.check_costs(each)
+        landscapes.check_problems(landscape)
         return landscape
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError, UserError) as e:
         raise LandscapeError(
