@@ -28,9 +28,13 @@ while True:
     "native code": """
 import ctypes
 mutex = ctypes.create_string_buffer(64)
-print("ready", flush=True)
-for _ in range(2):
-    ctypes.CDLL(None).pthread_mutex_lock(mutex)
+ctypes.CDLL(None).pthread_mutex_lock(mutex)
+while True:
+    try:
+        print("ready", flush=True)
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
+    except KeyboardInterrupt:  # asked before it was in there
+        pass
 """,
     "a farewell": """
 atexit.register(time.sleep, 600)
