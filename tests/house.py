@@ -116,6 +116,16 @@ HOUSE = """
     record
     record.memo
     record.ledger
+    record.account
+    record.reading
+    record.markup
+    record.figures
+    record.sheet
+    record.study_report
+    record.report
+    record.style
+    record.page
+    record.markdown
     record.card
     record.metrics
     record.runs             mlflow
@@ -212,6 +222,7 @@ HOUSE = """
     cli.plan                typer*
     cli.misses              typer*
     cli.repro               typer*
+    cli.report              typer*
     cli.record              typer*
     cli.exporting
     cli.closing             typer*
