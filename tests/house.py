@@ -117,6 +117,16 @@ HOUSE = """
     record.memo
     record.scan
     record.ledger
+    record.account
+    record.reading
+    record.markup
+    record.figures
+    record.sheet
+    record.study_report
+    record.report
+    record.style
+    record.page
+    record.markdown
     record.card
     record.metrics
     record.runs             mlflow
@@ -215,6 +225,7 @@ HOUSE = """
     cli.plan                typer*
     cli.misses              typer*
     cli.repro               typer*
+    cli.report              typer*
     cli.record              typer*
     cli.exporting
     cli.closing             typer*

@@ -10,6 +10,7 @@ from tunefarm.bench.meter import Answer
 from tunefarm.config import Config
 from tunefarm.minutes import UNMEASURED, Minutes
 from tunefarm.record.ledger import open_ledger
+from tunefarm.search.buckets import Bucket
 from tunefarm.search.decisions import Decision
 from tunefarm.trial import Build, Failure, Measurement, Outcome, Trial
 
@@ -56,3 +57,14 @@ def test_decisions_name_configs_and_reasons(tmp_path: Path) -> None:
     assert (merged["config"], merged["into"], merged["reason"]) == (OTHER.key, CONFIG.key, "same binary")
     assert (pruned["config"], pruned["rung"], pruned["reason"]) == (CONFIG.key, -1, "slow")
     assert (closed["bucket"], closed["reason"]) == (7, "hopeless")
+
+
+def test_buckets_are_noted_once_and_again_where_they_are_others(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    trials = (Trial(number=0, config=CONFIG), Trial(number=1, config=OTHER))
+    apart = [Bucket(number=n, members=(n,), representatives=(n,)) for n in (0, 1)]
+    for buckets in (apart, apart, [Bucket(number=0, members=(1, 0), representatives=(1,))]):
+        ledger = open_ledger(path, {"experiment": "e"})
+        Minutes(study="s", ledger=ledger, memo=ledger.memo()).bucketed(buckets, trials)
+        ledger.close()
+    assert [e["buckets"] for e in events(path, "bucketed")] == [[[CONFIG.key], [OTHER.key]], [[OTHER.key, CONFIG.key]]]

@@ -96,6 +96,7 @@ class Contest:
             search.form_buckets()
             return self._result(search, Status.NOT_MEASURED, _no_meter(planned, self._num_built))
         yield from self._explore(search)
+        self.minutes.bucketed(search.buckets, search.trials)
         self.finals = self._finals(search)
         winner = yield from self.finals.run_through()
         left = search.left(self._spent)
@@ -122,6 +123,7 @@ class Contest:
             removed=dict(planned.removed), meter=planned.target.meter, eager=self.eager,
             incumbent=self.incumbent.to_json() if self.incumbent else None, kernel=self.kernel,
             problem=planned.study.problem.to_json(), device=planned.study.device.to_json(),
+            num_bytes=planned.num_bytes, flops=planned.flops,
         )  # fmt: skip
 
     def _ended(self, search: StudySearch) -> str:

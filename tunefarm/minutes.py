@@ -10,6 +10,7 @@ from tunefarm.bench.meter import Answer, answer_from_json, answer_to_json
 from tunefarm.config import Config
 from tunefarm.record.memo import DECISIONS, Memo
 from tunefarm.seams import Ledger
+from tunefarm.search.buckets import Bucket
 from tunefarm.search.decisions import Decision
 from tunefarm.trial import Build, Trial, to_json
 
@@ -58,6 +59,10 @@ class Minutes:
         """What an earlier driver found out about a config at a rung."""
         known = self.memo.get(self.study, config.key, rung)
         return answer_from_json(number, known) if known is not None else None
+
+    def bucketed(self, buckets: Sequence[Bucket], trials: Sequence[Trial]) -> None:
+        """How the candidates left were grouped; as numbers buckets have their places in it."""
+        self.note("bucketed", buckets=[[trials[number].config.key for number in each.members] for each in buckets])
 
     def decided(self, decisions: Sequence[Decision], trials: Sequence[Trial]) -> None:
         """What the search decided."""

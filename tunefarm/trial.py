@@ -247,6 +247,13 @@ def failure_from_json(data: Mapping[str, Any] | None) -> Failure | None:
     return None if data is None else Failure(**data)
 
 
+def winner_from_json(data: Mapping[str, Any]) -> Winner:
+    """Reads a `Winner` written by `to_json`."""
+    configs = {name: None if data[name] is None else Config.from_json(data[name]) for name in ("default", "runner_up")}
+    pairs = {name: None if data[name] is None else tuple(data[name]) for name in ("interval_ms", "gain_interval")}
+    return Winner(**{**data, **configs, **pairs, "config": Config.from_json(data["config"])})
+
+
 def describe(failure: Failure) -> str:
     """One line for logs and tables."""
     return f"{failure.stage}: {failure.kind}: {failure.message}"

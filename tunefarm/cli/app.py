@@ -13,6 +13,7 @@ from tunefarm.cli.misses import misses
 from tunefarm.cli.pack import app as pack
 from tunefarm.cli.plan import plan
 from tunefarm.cli.record import record
+from tunefarm.cli.report import report
 from tunefarm.cli.repro import repro
 from tunefarm.cli.submit import cancel, logs, status, submit
 from tunefarm.cli.sweep import sweep
@@ -33,6 +34,7 @@ app.command()(build)
 app.command()(misses)
 app.command()(record)
 app.command()(harvest)
+app.command()(report)
 app.command()(repro)
 app.command()(aa)
 app.command()(doctor)

@@ -9,13 +9,14 @@ config's key, `rung` a fidelity (-1: before any measurement). What a sweep write
 | `epoch` | `format`, `version`, `sweep_id`, `identity`, `pid`, `host`: a driver has opened the ledger |
 | `changed` | `before`, `after`: the identity, when the same experiment was edited between two drivers |
 | `fresh` | nothing: what was measured before is no longer to be used |
-| `study` | `study`, `label`, counts, `incumbent`, `eager`: a study begins, on terms that later drivers keep |
+| `study` | `study`, `label`, counts, `incumbent`, `eager`, ...: a study begins, on terms that later drivers keep |
 | `built` | `study`, `config`, `build` |
 | `merged` | `study`, `config`, `into`: equal builds, measured as the config named in `into` |
 | `measured` | `study`, `config`, `rung`, `measurement` |
 | `failed` | `study`, `config`, `rung`, `outcome`, `failure` |
 | `pruned` | `study`, `config`, `rung`, `reason` |
 | `promoted` | `study`, `config`, `rung`: goes on to this rung |
+| `bucketed` | `study`, `buckets`: once the search is over, of each the configs, the most promising first |
 | `bucket_closed` | `study`, `bucket`, `reason` and the evidence |
 | `finals` | `study`, `configs`, `measurements`, in the same order; `worker` |
 | `replicated` | the same of a second GPU: the winner's and the default's |

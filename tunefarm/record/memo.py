@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tunefarm.document import canonical
 
-DECISIONS = ("merged", "pruned", "promoted", "bucket_closed", "winner", "no_winner", "skipped")
+DECISIONS = ("bucketed", "merged", "pruned", "promoted", "bucket_closed", "winner", "no_winner", "skipped")
 """Events that say what the search or the sweep decided."""
 
 SITTINGS = ("finals", "unified", "probed", "replicated")
@@ -15,8 +15,23 @@ SITTINGS = ("finals", "unified", "probed", "replicated")
 
 
 def _what(event: str, data: Mapping[str, Any]) -> tuple[Any, ...]:
-    told = canonical([data.get("winner"), data.get("left")])
+    told = canonical([data.get("winner"), data.get("left"), data.get("buckets")])
     return event, data["study"], data.get("config", data.get("bucket")), data.get("rung"), told
+
+
+def current(events: Iterable[Mapping[str, Any]], conditions: str) -> Iterator[Mapping[str, Any]]:
+    """Events of the epochs that ran under the same conditions, and `fresh` of any, which voids what came before it.
+
+    Args:
+        events: of one ledger, oldest first.
+        conditions: as in the identity given to `open_ledger`. What ran under others is history.
+    """
+    comparable = False
+    for event in events:
+        if event["event"] == "epoch":
+            comparable = event["data"].get("identity", {}).get("conditions", "") == conditions
+        if comparable or event["event"] == "fresh":
+            yield event
 
 
 class Memo:
@@ -24,8 +39,7 @@ class Memo:
 
     Args:
         events: of one ledger, oldest first.
-        conditions: as in the identity given to `open_ledger`. Epochs that ran under others are left out: their
-            times are history.
+        conditions: under which it must have been recorded, see `current`.
     """
 
     def __init__(self, events: Iterable[Mapping[str, Any]], *, conditions: str = "") -> None:
@@ -35,16 +49,11 @@ class Memo:
         self._passed: set[tuple[str, str]] = set()
         self._studies: dict[str, Mapping[str, Any]] = {}
         self._decided: set[tuple[Any, ...]] = set()
-        comparable = False
-        for event in events:
+        for event in current(events, conditions):
             data = event["data"]
-            if event["event"] == "epoch":
-                comparable = data.get("identity", {}).get("conditions", "") == conditions
-            elif event["event"] == "fresh":
+            if event["event"] == "fresh":
                 for known in (self._outcomes, self._builds, self._finals, self._passed, self._studies, self._decided):
                     known.clear()
-            elif not comparable:
-                continue
             elif event["event"] in ("measured", "failed"):
                 # The first word counts: a second one comes from an attempt that had lost its lease.
                 self._outcomes.setdefault((data["study"], data["config"], data["rung"]), data)
