@@ -257,7 +257,7 @@ class Contest:
                 self.tally.count(result)
                 by_number = {request.number: request for request in group}
                 assert result.answers, "a meter answers at least its first candidate"
-                told = yield from self._calibrated(search, result, worker, got.present)
+                told = yield from self._calibrated(search, result, worker, got)
                 found |= {by_number[answer.number]: answer for answer in told.answers}
             elif len(group) > 1:
                 lost += group
@@ -268,9 +268,7 @@ class Contest:
             found |= yield from self._ask(search, [[request] for request in lost])
         return found
 
-    def _calibrated(
-        self, search: StudySearch, result: Answers, worker: str, present: Sequence[str]
-    ) -> Generator[Want, Got, Answers]:
+    def _calibrated(self, search: StudySearch, result: Answers, worker: str, got: Got) -> Generator[Want, Got, Answers]:
         if self.planned.target.meter != "gpu":
             return result
         if self._calibration is None:
@@ -278,7 +276,7 @@ class Contest:
                 question=lambda candidate: self._question([candidate], RUNGS[LAST]),
                 candidate=lambda number: self._candidate(search, number), notices=self.tally.notices,
             )  # fmt: skip
-        return (yield from self._calibration.settle(search, result, worker, present))
+        return (yield from self._calibration.settle(search, result, worker, got.present))
 
     def _claim(self, search: StudySearch) -> float:
         """See `Want.claim`. A study of which nothing could be timed is not first for longer than it may yet give up."""

@@ -51,9 +51,8 @@ from tunefarm.config import counted
 from tunefarm.document import canonical
 from tunefarm.errors import Fenced, LedgerError
 from tunefarm.record.memo import Memo
-from tunefarm.record.scan import FORMAT, Scan, unusable
+from tunefarm.record.scan import FORMAT, VERSION, Scan, unusable
 
-VERSION = 1
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from tunefarm.device import Device
 from tunefarm.errors import LedgerError, TunefarmError
 from tunefarm.frozen import FrozenMap
 from tunefarm.record.account import Account, Entry, Fate, Group, StudyAccount
-from tunefarm.record.ledger import VERSION, Scan
 from tunefarm.record.memo import SITTINGS, current
+from tunefarm.record.scan import VERSION, Scan
 from tunefarm.study import Left
 from tunefarm.trial import (
     FAILURES,

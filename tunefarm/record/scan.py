@@ -10,7 +10,7 @@ from typing import Any
 from tunefarm.document import parse_json
 from tunefarm.errors import DocumentError, LedgerError
 
-FORMAT = "tunefarm-ledger"
+FORMAT, VERSION = "tunefarm-ledger", 1
 _LINE_START = b'{"at_s":'
 
 
