@@ -50,6 +50,8 @@ HOUSE = """
     spec.bundling
     spec.schema
     spec.belongings
+    spec.callers
+    spec.draft
 
     bench
     bench.legality
@@ -160,6 +162,7 @@ HOUSE = """
     .
 
     plan                    torch
+    outline
     replaying
     shards
     missed
@@ -190,9 +193,10 @@ HOUSE = """
     renewal
 
     cli
+    cli.packages
     cli.folders
     cli.terminal            rich
-    cli.opening             torch triton
+    cli.opening             torch
     cli.exposing            typer*
     cli.order
     cli.check
@@ -209,6 +213,7 @@ HOUSE = """
     cli.pack_revalidate     typer*
     cli.pack_interop        typer*
     cli.pack                typer* rich
+    cli.init                typer* torch
     cli.plan                typer*
     cli.misses              typer*
     cli.repro               typer*
