@@ -7,6 +7,7 @@ import signal
 import sys
 from types import FrameType
 
+from tunefarm.cli.packages import missing
 from tunefarm.errors import TunefarmError
 
 
@@ -19,7 +20,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except ModuleNotFoundError as e:
-        print(f"error: {e.name} is not installed (pip install 'tunefarm[client]')", file=sys.stderr)
+        print(f"error: {missing(e) or e}", file=sys.stderr)
         sys.exit(2)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
@@ -27,6 +28,12 @@ def main() -> None:
     except TunefarmError as e:
         print(f"error: {e}", file=sys.stderr)
         sys.exit(e.exit_code)
+    except ModuleNotFoundError as e:
+        told = missing(e)
+        if told is None:
+            raise
+        print(f"error: {told}", file=sys.stderr)
+        sys.exit(told.exit_code)
     except OSError as e:  # a full disk, a folder that has gone
         print(f"error: {e}", file=sys.stderr)
         sys.exit(3)
