@@ -49,6 +49,7 @@ HOUSE = """
     spec.recorded
     spec.bundling
     spec.schema
+    spec.reference
     spec.belongings
     spec.callers
     spec.draft
