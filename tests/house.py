@@ -196,6 +196,7 @@ HOUSE = """
     cli
     cli.packages
     cli.folders
+    cli.tables              rich
     cli.terminal            rich
     cli.opening             torch
     cli.exposing            typer*

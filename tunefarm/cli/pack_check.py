@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tunefarm.cli.opening import FleetKind, MeterKind
+from tunefarm.cli.tables import print_table
 from tunefarm.cli.terminal import console, time_text
 from tunefarm.config import counted
 from tunefarm.errors import UserError
@@ -141,7 +142,7 @@ def _print(file: Path, told: Sequence[Checked], notices: Sequence[str]) -> None:
         replayed = sorted({each.source for each in mine} & {"replayed"})
         how = " -- REPLAYED from a landscape, nothing was timed" if replayed else ""
         out.print(f"{table.kernel} on {table.device.name} ({table.device.arch}){how}", markup=False)
-        out.print(_grid(mine))
+        print_table(out, _grid(mine))
     for each in told:
         if each.reason:
             typer.echo(

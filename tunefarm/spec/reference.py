@@ -148,8 +148,8 @@ _FORMS = f"""
 Values of `problems` are numbers, texts, true or false, or lists of them, which expand to products; `dtype` is the
 element type of inputs that name none, and `weight` (a number above 0, 1 if left out) says how much a problem matters.
 Values of `space` are lists, `{{pow2: [first, last]}}` or `{{range: [first, last, step]}}`, both ends included; its
-names are the kernel's constexprs and launch options. Constraints know arithmetic, comparisons, `and`, `or`, `not`, `min`,
-`max`, `cdiv`, the names of space, problems and `vars`, and facts of the device ({", ".join(f"`{f}`" for f in FACTS)}).
+names are the kernel's constexprs and launch options. Constraints know arithmetic, comparisons, `and`, `or`, `not`,
+`min`, `max`, `cdiv`, the names of space, problems and `vars`, and facts of the device ({", ".join(FACTS)}).
 An entry of `checks` changes variables of the problem (text is an expression) and, under `inputs`, keys of tensors.
 """
 
