@@ -197,6 +197,8 @@ HOUSE = """
     cli.packages
     cli.folders
     cli.tables              rich
+    cli.live
+    cli.bars                rich*
     cli.terminal            rich
     cli.opening             torch
     cli.exposing            typer*

@@ -17,8 +17,8 @@ from tunefarm.cli.pack_merge import merge, merge_driver
 from tunefarm.cli.pack_revalidate import revalidate
 from tunefarm.cli.pack_verify import verify
 from tunefarm.cli.pack_which import which
-from tunefarm.cli.tables import print_table
-from tunefarm.cli.terminal import console, time_text
+from tunefarm.cli.tables import print_table, time_text
+from tunefarm.cli.terminal import console
 from tunefarm.config import counted
 from tunefarm.pack import Row, Table
 from tunefarm.pack_reader import load_pack

@@ -1,4 +1,4 @@
-"""Tables that stay readable: where the terminal is too narrow for one, each row is a paragraph."""
+"""Numbers and tables that stay readable: where the terminal is too narrow for a table, each row is a paragraph."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+
+def time_text(ms: float | None) -> str:
+    """A duration for people."""
+    if ms is None:
+        return "n/a"
+    return f"{ms * 1000:.1f} us" if ms < 1 else f"{ms:.3f} ms"
 
 
 def print_table(out: Console, table: Table) -> None:
