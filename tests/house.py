@@ -119,6 +119,7 @@ HOUSE = """
     record
     record.memo
     record.ledger
+    record.survey
     record.card
     record.metrics
     record.runs             mlflow
@@ -225,6 +226,7 @@ HOUSE = """
     cli.exporting
     cli.closing             typer*
     cli.harvest             typer* torch
+    cli.standing            typer*
     cli.submit              typer*
     cli.sweep               typer*
     cli.app                 typer*
