@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from rich.console import Console
 
 from tunefarm.builds import BuildBoard
 from tunefarm.cli import terminal
+from tunefarm.cli.bars import Bars
 from tunefarm.cli.live import View
 from tunefarm.cli.terminal import Progress
 from tunefarm.config import Config, Value
@@ -169,15 +171,28 @@ def test_on_a_terminal_it_stands_below_the_bars(
     tmp_path: Path, fleet: Fleet, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = io.StringIO()
-    screen = Console(file=buffer, force_terminal=True, width=60, height=24, highlight=False)
+    screen = Console(file=buffer, force_terminal=True, width=40, height=24, highlight=False)
     monkeypatch.setattr(terminal, "console", lambda **_: screen)
     experiment = write_experiment(tmp_path, problems=THREE, space=LARGE)
     write_landscape(experiment)
     watcher = Paced()
     with watcher.progress:
         play(experiment, fleet, store, watcher=watcher)
-    assert "3 of 3 studies, " in buffer.getvalue()
-    assert "  fill sm_90 " in buffer.getvalue()
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", buffer.getvalue())
+    assert "3 of 3 studies, " in plain
+    assert "  fill sm_90 " in plain
+
+
+def test_in_a_narrow_terminal_lines_are_wrapped_and_not_cut() -> None:
+    buffer = io.StringIO()
+    # As the command's own console is made, which leaves wrapping to the terminal otherwise.
+    screen = Console(file=buffer, force_terminal=True, width=40, height=24, highlight=False, soft_wrap=True)
+    with Bars(console=screen, auto_refresh=False) as bars:
+        bars.below = ("  fill sm_90 1000 fp32  rung 1     12 of 48 replayed  best 21.3 us  2 failed",)
+        bars.refresh()
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", buffer.getvalue())
+    assert "12 of 48 replayed best 21.3 us 2 failed" in " ".join(plain.split())
+    assert max(map(len, plain.splitlines())) <= 40
 
 
 def test_a_pressed_key_ends_it_and_says_how_to_go_on(tmp_path: Path, store: Path) -> None:

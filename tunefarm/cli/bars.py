@@ -21,4 +21,4 @@ class Bars(Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         """The bars, then the lines."""
         yield from super().get_renderables()
-        yield from (Text(line, no_wrap=True, overflow="crop") for line in self.below)
+        yield from (Text(line, no_wrap=False, overflow="fold") for line in self.below)

@@ -84,7 +84,7 @@ class View:
     def summary(self) -> str:
         """How all stands, in one line."""
         parts = [f"{len(self._results)} of {counted(len(self._contests), 'study', 'studies')}"]
-        for verb in dict.fromkeys(map(_verb, self._contests)):
+        for verb in dict.fromkeys(_verb(contest) for contest in self._contests if contest.planned.target.meter):
             tried = sum(len(contest.best_ms) for contest in self._contests if _verb(contest) == verb)
             parts.append(f"{counted(tried, 'candidate')} {verb}")
         parts += [use] if (use := self._use()) else []

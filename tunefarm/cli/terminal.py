@@ -255,7 +255,9 @@ class Progress:
             if self.view.is_due(SAID_S):
                 self.say(self.view.summary())
         elif self.view.is_due():
-            room = max(1, min(MOST_LINES, self._console.height - 8))
+            room = min(MOST_LINES, self._console.height - 8)
+            # In a narrow terminal each takes two or three.
+            room = max(1, room if self._console.width >= WIDE else room // 3 if self._console.width < 60 else room // 2)
             self._bars.below = tuple(self.view.lines(room))
 
     def advance(self, what: str, count: int) -> None:
