@@ -150,3 +150,8 @@ def test_paths_start_at_the_experiment(folder: Path, tmp_path: Path, monkeypatch
     assert "  call: ../drafted.py:add\n" in made.text
     (folder / "experiments").mkdir()
     planned(made, folder / "experiments")
+
+
+def test_a_linked_file_keeps_its_name(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "linked.py").symlink_to(folder / "drafted.py")
+    assert "  call: linked.py:add\n" in draft(f"{tmp_path / 'linked.py'}:add_kernel", tmp_path).text

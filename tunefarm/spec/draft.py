@@ -139,15 +139,15 @@ def draft(target: str, folder: Path, *, arch: str = "") -> Draft:
 def _find(target: str, folder: Path) -> _Target:
     source, _, path = target.rpartition(":")
     is_file = source.endswith(".py") or "/" in source
-    file = Path(source).resolve()
+    file = Path(os.path.abspath(source))
     if is_file:
         if not file.is_file():
             raise SpecError(f"{source} is not there", hint="write FILE.py:KERNEL, from where you stand")
-        source = Path(os.path.relpath(file, folder.resolve())).as_posix()
+        source = Path(os.path.relpath(file, os.path.abspath(folder))).as_posix()
     kernel = import_object(f"{file}:{path}" if is_file else target, str(folder))
     signature_of(kernel)
     if is_file:
-        module = next(m for m in list(sys.modules.values()) if _file_of(m) == str(file))
+        module = next(m for m in list(sys.modules.values()) if _file_of(m) == str(file.resolve()))
     else:
         module = sys.modules[source]
     text = Path(_file_of(module)).read_text("utf-8") if _file_of(module).endswith(".py") else ""
