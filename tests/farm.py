@@ -33,7 +33,7 @@ from tunefarm.seams import Clock, Fleet, Inbox
 from tunefarm.source import source_hash
 from tunefarm.spec.experiment import Resolved
 from tunefarm.study import StudyResult
-from tunefarm.sweep import Sweep, run_through
+from tunefarm.sweep import Sweep, Watcher, run_through
 from tunefarm.trial import FINAL, Failure, Outcome
 
 GPU = replace(nominal("sm_90"), name="Test GPU", live=True)
@@ -315,6 +315,7 @@ def play(
     experiment: Path, fleet: Fleet, store: Path, *, ledger: Path | None = None, act: Callable[[], None] = lambda: None,
     budget: Budget | None = None, incumbents: dict[str, Config] | None = None, targets: Sequence[Target] = (),
     clock: Clock | None = None, inbox: Inbox | None = None, resolved: Resolved | None = None,
+    watcher: Watcher | None = None,
 ) -> Played:  # fmt: skip
     """Sweeps an experiment on a fleet that is there already; export and tracking apart, as the command does."""
     resolved = resolved or open_experiment(experiment)
@@ -323,7 +324,7 @@ def play(
     board = BuildBoard(resolved, BuildStore(store / "builds"))
     dispatch = Dispatch(fleet, budget=budget, clock=clock, inbox=inbox)
     try:
-        watcher = Silent(act)
+        watcher = watcher or Silent(act)
         sweep = Sweep(
             resolved, planned, ledger=written, memo=written.memo(), tracker=NullTracker(), watcher=watcher,
             incumbents=incumbents,

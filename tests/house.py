@@ -49,7 +49,10 @@ HOUSE = """
     spec.recorded
     spec.bundling
     spec.schema
+    spec.reference
     spec.belongings
+    spec.callers
+    spec.draft
 
     bench
     bench.legality
@@ -127,6 +130,7 @@ HOUSE = """
     record.style
     record.page
     record.markdown
+    record.survey
     record.card
     record.metrics
     record.runs             mlflow
@@ -171,6 +175,7 @@ HOUSE = """
     .
 
     plan                    torch
+    outline
     replaying
     shards
     missed
@@ -204,8 +209,12 @@ HOUSE = """
     cli.mounts
     cli.folders
     cli.deadline
+    cli.packages
+    cli.tables              rich
+    cli.live
+    cli.bars                rich*
     cli.terminal            rich
-    cli.opening             torch triton
+    cli.opening             torch
     cli.exposing            typer*
     cli.order
     cli.check
@@ -222,6 +231,7 @@ HOUSE = """
     cli.pack_revalidate     typer*
     cli.pack_interop        typer*
     cli.pack                typer* rich
+    cli.init                typer* torch
     cli.plan                typer*
     cli.misses              typer*
     cli.repro               typer*
@@ -230,6 +240,7 @@ HOUSE = """
     cli.exporting
     cli.closing             typer*
     cli.harvest             typer* torch
+    cli.standing            typer*
     cli.submit              typer*
     cli.sweep               typer*
     cli.app                 typer*

@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tunefarm.cli import doctor
+from tunefarm.cli import doctor, packages
 from tunefarm.cli.doctor import Check, abilities, check_build, check_folder, check_package, check_torch
 
 ROOT = Path(__file__).parents[1]
@@ -151,5 +151,5 @@ def test_a_torch_that_does_not_load_is_missing_with_the_reason(monkeypatch: pyte
 def test_the_oldest_versions_are_those_of_the_project() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     wanted = dict(line.split(">=") for line in [*extras["client"], *extras["farm"]] if ">=" in line)
-    assert {name.split("[")[0]: oldest for name, oldest in wanted.items()} == doctor.PACKAGES
-    assert tuple(line.split(">=")[0] for line in extras["client"]) == doctor.CLIENT
+    assert {name.split("[")[0]: oldest for name, oldest in wanted.items()} == packages.OLDEST
+    assert tuple(line.split(">=")[0] for line in extras["client"]) == packages.CLIENT

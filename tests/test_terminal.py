@@ -13,7 +13,8 @@ from farm import play, smooth, write_experiment, write_landscape
 from rich.console import Console
 
 from tunefarm.cli import terminal
-from tunefarm.cli.terminal import WIDE, Progress, closing_table, console, left_line, study_line, time_text
+from tunefarm.cli.tables import time_text
+from tunefarm.cli.terminal import WIDE, Progress, closing_table, console, left_line, study_line
 from tunefarm.config import Config, Value, counted
 from tunefarm.seams import Fleet
 from tunefarm.search.stopping import exhausted

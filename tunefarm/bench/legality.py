@@ -11,7 +11,7 @@ from tunefarm.config import Config
 from tunefarm.device import KIB, Device
 from tunefarm.frozen import FrozenMap
 from tunefarm.limits import no_tile, too_many_threads, too_shallow
-from tunefarm.spec.workload import Workload
+from tunefarm.spec.workload import Workload, WorkloadRef
 from tunefarm.trial import Build, Failure
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
@@ -34,7 +34,9 @@ def unsupported(device: Device, dtypes: Iterable[str]) -> str:
     return ""
 
 
-def illegal(config: Config, workload: Workload, device: Device, dtypes: Iterable[str] = ()) -> Failure | None:
+def illegal(
+    config: Config, workload: Workload | WorkloadRef, device: Device, dtypes: Iterable[str] = ()
+) -> Failure | None:
     """The first rule that forbids a config on a device, or None.
 
     Args:
@@ -57,7 +59,7 @@ def illegal(config: Config, workload: Workload, device: Device, dtypes: Iterable
 
 
 def screen(
-    configs: Sequence[Config], workload: Workload, device: Device, dtypes: Iterable[str] = ()
+    configs: Sequence[Config], workload: Workload | WorkloadRef, device: Device, dtypes: Iterable[str] = ()
 ) -> tuple[tuple[Config, ...], FrozenMap[int]]:
     """The legal ones of `configs`, and how many each rule removed, by the rule's name and limit."""
     kept = []

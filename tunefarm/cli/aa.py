@@ -79,6 +79,7 @@ def _print(found: Sequence[Noise], lines: Sequence[str]) -> None:
     """The table of what was found, if anything was, and lines below it."""
     from rich.table import Table
 
+    from tunefarm.cli.tables import print_table
     from tunefarm.cli.terminal import console
     from tunefarm.noise import PLANTED
     from tunefarm.search.crown import CONFIDENCE
@@ -95,7 +96,7 @@ def _print(found: Sequence[Noise], lines: Sequence[str]) -> None:
         )  # fmt: skip
     out = console()
     if total := sum(len(noise.comparisons) for noise in found):
-        out.print(table)
+        print_table(out, table)
         out.print(
             f"{sum(n.num_claimed for n in found)} of {total} comparisons called one of two equals better; at "
             f"{CONFIDENCE:.0%} confidence about {(1 - CONFIDENCE) * total:.0f} are. The planted slowdown is one side's "

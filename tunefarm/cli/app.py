@@ -9,6 +9,7 @@ from tunefarm.cli.aa import aa
 from tunefarm.cli.build import build
 from tunefarm.cli.doctor import doctor
 from tunefarm.cli.harvest import harvest
+from tunefarm.cli.init import init
 from tunefarm.cli.misses import misses
 from tunefarm.cli.pack import app as pack
 from tunefarm.cli.plan import plan
@@ -29,6 +30,7 @@ app = typer.Typer(
     epilog=EXIT_CODES,
 )
 app.command()(sweep)
+app.command()(init)
 app.command()(plan)
 app.command()(build)
 app.command()(misses)

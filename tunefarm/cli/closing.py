@@ -140,13 +140,14 @@ def _places(ending: Ending) -> dict[str, str]:
 def _print_closing(
     endings: Sequence[Ending], results: Sequence[StudyResult], facts: Mapping[str, Any], *, quiet: bool
 ) -> None:
+    from tunefarm.cli.tables import print_table
     from tunefarm.cli.terminal import closing_tables, console, left_line, study_line
 
     out = console()
     names = [ending.order.spec.name for ending in endings for _ in ending.results] if len(endings) > 1 else []
     if not quiet:
         for table in closing_tables(results, out.width, names):
-            out.print(table)
+            print_table(out, table)
     said = [f"{name}: " for name in names] or [""] * len(results)
     lost = [name + study_line(r) for name, r in zip(said, results, strict=True) if r.status.value == "no_winner"]
     lines = lost if quiet else []

@@ -21,18 +21,11 @@ import typer
 from tunefarm.cli.check import Check
 from tunefarm.cli.folders import MIN_FREE_BYTES, cache_folder
 from tunefarm.cli.mounts import doubt
+from tunefarm.cli.packages import OLDEST, remedy
 from tunefarm.cli.trust import examine_trust
 from tunefarm.config import counted
 from tunefarm.fleet.cpus import available_cpus
 
-PACKAGES = {
-    "pyyaml": "6.0", "rich": "13.7", "typer": "0.15", "mlflow": "3.10", "torch": "2.11", "triton": "3.6",
-    "ray": "2.60", "grpcio": "1.60", "optuna": "5.0", "cmaes": "0.10", "scipy": "1.11", "numpy": "1.26",
-    "nvidia-ml-py": "12.560",
-}  # fmt: skip
-"""Oldest versions that work, as in pyproject.toml."""
-
-CLIENT = ("pyyaml", "rich", "typer", "mlflow")
 ARCHS = {"sm_80": 80, "sm_90": 90}
 KERNEL = """
 import triton
@@ -96,7 +89,7 @@ def examine() -> Iterator[Check]:
     folders = {"sweeps": Path("sweeps"), "cache": cache_folder(), "tmp": Path(tempfile.gettempdir())}
     for name, folder in folders.items():
         yield check_folder(name, folder)
-    for name, oldest in PACKAGES.items():
+    for name, oldest in OLDEST.items():
         check = check_package(name, oldest)
         yield check_torch(check) if name == "torch" else check
     yield from examine_trust()
@@ -128,16 +121,17 @@ def check_folder(name: str, folder: Path) -> Check:
 
 def check_package(name: str, oldest: str) -> Check:
     """Whether a package is installed, in a version that works."""
-    extra = "client" if name in CLIENT else "farm"
-    remedy = f"pip install 'tunefarm[{extra}]'"
+    install = remedy(name)
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         # Monitoring aside, each is needed for something; a sweep can do without this one.
         state = "warn" if name in ("nvidia-ml-py", "ray", "grpcio", "mlflow", "cmaes", "scipy") else "missing"
-        return Check(name=name, state=state, found="not installed", remedy=remedy)
+        return Check(name=name, state=state, found="not installed", remedy=install)
     if _numbers(version) < _numbers(oldest):
-        return Check(name=name, state="warn", found=f"{version}, tested from {oldest} on", remedy=remedy + " --upgrade")
+        return Check(
+            name=name, state="warn", found=f"{version}, tested from {oldest} on", remedy=install + " --upgrade"
+        )
     return Check(name=name, state="ok", found=version)
 
 
@@ -151,8 +145,8 @@ def check_torch(installed: Check) -> Check:
         built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     except Exception as e:  # ImportError or OSError, by which library is missing
         said = (str(e).strip().splitlines() or [type(e).__name__])[0]
-        remedy = "install a build of torch that fits this machine"
-        return Check(name="torch", state="missing", found=f"{installed.found} does not load: {said}", remedy=remedy)
+        fit = "install a build of torch that fits this machine"
+        return Check(name="torch", state="missing", found=f"{installed.found} does not load: {said}", remedy=fit)
     return replace(installed, found=f"{installed.found}, {built_for}")
 
 

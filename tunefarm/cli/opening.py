@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import importlib.util
 import logging
 import os
 import time
@@ -19,6 +18,7 @@ from tunefarm.bench.build import launch_options, triton_version
 from tunefarm.bench.preload import load_builder, load_meter
 from tunefarm.bench.worker import probe
 from tunefarm.cli.folders import unpack_all
+from tunefarm.cli.packages import lacking, remedy, require
 from tunefarm.device import Device
 from tunefarm.errors import InfrastructureError, SpecError, UserError
 from tunefarm.seams import Fleet
@@ -74,23 +74,15 @@ def import_experiment(experiment: Experiment, *, ship: bool = False) -> Resolved
         UserError: it cannot be, or does not fit together.
     """
     if not experiment.workload.landscapes:
-        _require_compiler()
+        require("torch", "triton")
     needed = {"cmaes": "cmaes", "gp": "scipy"}.get(experiment.search.sampler)
-    if needed and importlib.util.find_spec(needed) is None:
+    if needed and lacking(needed):
         # Optuna itself would say so at the second candidate.
         message = f"the package {needed} is not installed"
-        raise experiment.error("search.sampler", message, "pip install 'tunefarm[farm]'")
+        raise experiment.error("search.sampler", message, remedy(needed))
     if experiment.workload.landscapes:
         return resolve_recorded(experiment)
     return resolve(bundled(experiment) if ship else experiment, launch_options(), triton_version())
-
-
-def _require_compiler() -> None:
-    try:
-        import torch  # noqa: F401
-        import triton  # noqa: F401
-    except ModuleNotFoundError as e:
-        raise UserError(f"{e.name} is not installed", hint="pip install 'tunefarm[farm]'") from None
 
 
 def has_gpu() -> bool:

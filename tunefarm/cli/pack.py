@@ -17,7 +17,8 @@ from tunefarm.cli.pack_merge import merge, merge_driver
 from tunefarm.cli.pack_revalidate import revalidate
 from tunefarm.cli.pack_verify import verify
 from tunefarm.cli.pack_which import which
-from tunefarm.cli.terminal import console, time_text
+from tunefarm.cli.tables import print_table, time_text
+from tunefarm.cli.terminal import console
 from tunefarm.config import counted
 from tunefarm.pack import Row, Table
 from tunefarm.pack_reader import load_pack
@@ -49,7 +50,10 @@ def show(
     file: Annotated[Path, typer.Argument(help="the pack")],
     as_json: Annotated[bool, typer.Option("--json", help="the pack as one line of JSON")] = False,
 ) -> None:
-    """Show what a pack holds and where it comes from, after checking that nobody changed it."""
+    """Show what a pack holds and where it comes from, after checking that nobody changed it.
+
+    Example: tunefarm pack show packs/softmax.json
+    """
     loaded = load_pack(file)
     if as_json:
         typer.echo(json.dumps(json.loads(file.read_text(encoding="utf-8"))))
@@ -60,7 +64,7 @@ def show(
     for table in loaded.tables:
         for line in _heading(table):
             out.print(line)
-        out.print(_grid(table.rows))
+        print_table(out, _grid(table.rows))
 
 
 @app.command()

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tunefarm.cli.opening import FleetKind, MeterKind
-from tunefarm.cli.terminal import console, time_text
+from tunefarm.cli.tables import print_table, time_text
+from tunefarm.cli.terminal import console
 from tunefarm.config import counted
 from tunefarm.errors import UserError
 from tunefarm.pack import Pack
@@ -141,7 +142,7 @@ def _print(file: Path, told: Sequence[Checked], notices: Sequence[str]) -> None:
         replayed = sorted({each.source for each in mine} & {"replayed"})
         how = " -- REPLAYED from a landscape, nothing was timed" if replayed else ""
         out.print(f"{table.kernel} on {table.device.name} ({table.device.arch}){how}")
-        out.print(_grid(mine))
+        print_table(out, _grid(mine))
     for each in told:
         if each.reason:
             typer.echo(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tunefarm.cli.terminal import time_text
+from tunefarm.cli.tables import time_text
 from tunefarm.config import Config, counted
 from tunefarm.pack import Row, plain
 from tunefarm.pack_diff import Change, RowChange, TableChange

@@ -57,7 +57,7 @@ def merge_driver(
     """Merge packs as a git merge driver. A pack that cannot be merged is left as ours, and git calls it a conflict.
 
     In .gitattributes: packs/*.json merge=tunefarm-pack
-    Then: git config merge.tunefarm-pack.driver "tunefarm pack merge-driver %O %A %B --path %P"
+    Example: git config merge.tunefarm-pack.driver "tunefarm pack merge-driver %O %A %B --path %P"
     """
     name = path or str(ours)
     # Git gives an empty file where both sides added the pack.

@@ -12,7 +12,7 @@ import typer
 from tunefarm.cli.folders import check_new
 from tunefarm.cli.opening import FleetKind, MeterKind
 from tunefarm.cli.pack_check import Experiments
-from tunefarm.cli.terminal import time_text
+from tunefarm.cli.tables import time_text
 from tunefarm.config import counted
 from tunefarm.document import write_atomic
 from tunefarm.errors import UserError

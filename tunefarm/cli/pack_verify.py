@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tunefarm.cli.tables import print_table
 from tunefarm.cli.terminal import console
 from tunefarm.config import counted
 from tunefarm.errors import UserError
@@ -119,7 +120,7 @@ def _print(tables: Sequence[Table], findings: Sequence[Finding]) -> None:
         )
         rows = [finding for finding in findings if finding.table is table and finding.row is not None]
         if rows:
-            out.print(_grid(rows))
+            print_table(out, _grid(rows))
 
 
 def _grid(findings: Sequence[Finding]) -> Grid:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tunefarm.cli.terminal import time_text
+from tunefarm.cli.tables import time_text
 from tunefarm.device import named
 from tunefarm.errors import UserError
 from tunefarm.pack_reader import load_pack

@@ -8,10 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from tunefarm.cli.packages import lacking, remedy
 from tunefarm.config import counted
+from tunefarm.outline import OutlinedStudy, outline
 from tunefarm.plan import PlannedStudy
 
 UNMEASURABLE = "note: a sweep needs a GPU of one of these devices, or a landscape of one; it will refuse without."
+UNTOLD = "no default, no buckets, and nothing that only the kernel knows."
 
 
 def plan(
@@ -19,6 +22,8 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show the studies of EXPERIMENTS: candidates, what each rule removed, buckets. No GPU, no compiling.
+
+    Where torch or Triton is missing, kernels are not imported, and the file's own space is counted.
 
     Example: tunefarm plan experiments/softmax.yaml
     """
@@ -39,16 +44,27 @@ def plan(
         for study in document["studies"]:
             _print(study)
         if not any(study["meter"] in ("gpu", "replay") for study in document["studies"]):
-            typer.echo(
-                "note: a sweep needs a GPU of one of these devices, or a landscape of one; it will refuse without."
-            )
+            typer.echo(UNMEASURABLE)
+        if lacks := document.get("without"):
+            typer.echo(f"note: {lacks} is not installed here, so this is what the file alone tells: {UNTOLD}")
+            typer.echo(f"      {remedy(lacks)} plans all of it")
 
 
 def _document(file: Path) -> dict[str, Any]:
     from tunefarm.cli import opening
+    from tunefarm.spec.experiment import load_experiment
 
+    experiment = load_experiment(file)
+    lacks = "" if experiment.workload.landscapes else lacking("torch", "triton")
+    if lacks:
+        return {
+            "experiment": experiment.name,
+            "without": lacks,
+            "studies": [_describe_outlined(study, experiment.name) for study in outline(experiment)],
+        }
     resolved = opening.open_experiment(file, ship=True)
-    opening.optuna_storage(None, resolved.experiment)
+    if not lacking("optuna"):
+        opening.optuna_storage(None, resolved.experiment)
     studies = opening.plan_targets(resolved, [])
     opening.read_known(resolved)  # a sweep would refuse what cannot be read
     threshold = resolved.experiment.search.threshold
@@ -59,10 +75,12 @@ def _document(file: Path) -> dict[str, Any]:
 
 
 def _describe(study: PlannedStudy, threshold: float) -> dict[str, Any]:
-    from tunefarm.search.search import StudySearch
+    buckets: int | None = 0
+    if study.candidates and lacking("numpy", "optuna"):
+        buckets = None
+    elif study.candidates:
+        from tunefarm.search.search import StudySearch
 
-    buckets = 0
-    if study.candidates:
         search = StudySearch(
             configs=study.candidates, problem=study.study.problem, device=study.study.device, default=study.default,
             threshold=threshold,
@@ -87,16 +105,35 @@ def _describe(study: PlannedStudy, threshold: float) -> dict[str, Any]:
     }
 
 
+def _describe_outlined(study: OutlinedStudy, name: str) -> dict[str, Any]:
+    values = " ".join(f"{variable}={value}" for variable, value in study.variables.items())
+    return {
+        "study": f"{name} {study.target.device.arch} {values}",
+        "device": study.target.device.name,
+        "meter": study.target.meter or "none: compiled and checked only",
+        "landscape": study.target.landscape,
+        "skipped": "" if study.num_points else "its space is the kernel's declared configs",
+        "points": study.num_points,
+        "removed": dict(study.removed),
+        "candidates": study.num_candidates,
+        "recorded": False,
+        "buckets": None,
+    }
+
+
 def _print(study: dict[str, Any]) -> None:
     if study["skipped"]:
         typer.echo(f"{study['study']}: skipped: {study['skipped']}")
         return
-    typer.echo(f"{study['study']}: {counted(study['candidates'], 'candidate')}, {counted(study['buckets'], 'bucket')}")
+    buckets = "" if study["buckets"] is None else f", {counted(study['buckets'], 'bucket')}"
+    typer.echo(f"{study['study']}: {counted(study['candidates'], 'candidate')}{buckets}")
     source = f" of {study['landscape']}" if study["recorded"] else ""
     typer.echo(f"  device      {study['device']}; times from: {study['meter']}{source}")
     typer.echo(f"  space       {counted(study['points'], 'point')}")
     for rule, count in study["removed"].items():
         typer.echo(f"  removed     {count} by {rule}")
+    if "default" not in study:
+        return
     if study["added_default"]:
         typer.echo("  added       1, the default, which is no point of the space")
     unknown = "none is named" if study["recorded"] else "unknown or illegal here"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tunefarm.cli.standing import find_ledger, show_standing
 from tunefarm.errors import InfrastructureError, UserError
 
 if TYPE_CHECKING:
@@ -66,13 +67,19 @@ def submit(
 
 
 def status(
-    name: Name, namespace: Namespace = "tunefarm", context: Context = "",
+    name: Annotated[
+        str, typer.Argument(help="What `submit` says, or folder of a local sweep.", show_default=False)
+    ],
+    namespace: Namespace = "tunefarm", context: Context = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:  # fmt: skip
-    """How the jobs of a submitted sweep are. Exit code 1 if one of them failed.
+    """How a sweep stands: the jobs of one on Kubernetes (exit code 1 if one of them failed), or a local one's studies.
 
-    Example: tunefarm status kernels--softmax
+    Example: tunefarm status kernels--softmax; tunefarm status sweeps/softmax
     """
+    if ledger := find_ledger(name):
+        show_standing(ledger, as_json=as_json)
+        return
     jobs = _jobs(_cluster(name, namespace, context), name)
     if as_json:
         typer.echo(json.dumps([asdict(job) for job in jobs], indent=1))

@@ -276,6 +276,7 @@ def _run(group: Sequence[_Entrant], workers: Fleet, board: BuildBoard, progress:
     budget = Budget(wall_s=limits.wall_s, gpu_held_s=held_s)
     dispatch = Dispatch(workers, budget=budget, pulse=gauges.pulse)
     gauges.follow(dispatch, board)
+    progress.view.follow(lambda: dispatch.standing)
     num_builders = sum(worker.role == "build" for worker in workers.workers)
     run_through(
         [entrant.sweep for entrant in group], dispatch=dispatch, board=board, watcher=progress,

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tunefarm.cli.live import SAID_S, View
+from tunefarm.cli.tables import time_text
 from tunefarm.config import counted
 from tunefarm.study import Left, Status, StudyResult
 from tunefarm.trial import describe
@@ -101,13 +103,6 @@ def _histogram(result: StudyResult) -> str:
     return "".join(f"\n    {count}x {f.stage}: {f.kind}: {f.message}" for f, count in told)
 
 
-def time_text(ms: float | None) -> str:
-    """A duration for people."""
-    if ms is None:
-        return "n/a"
-    return f"{ms * 1000:.1f} us" if ms < 1 else f"{ms:.3f} ms"
-
-
 WIDE = 110
 """Columns of a terminal from which the closing table shows all it has."""
 
@@ -184,21 +179,28 @@ def counting(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int],
 
     to = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=to, disable=quiet or not to.is_terminal) as bars:
+    with Progress(*columns, console=to, disable=quiet or not to.is_terminal or to.is_dumb_terminal) as bars:
         bar = bars.add_task(what, total=None)
         yield lambda done, all_: bars.update(bar, completed=done, total=all_)
 
 
+MOST_LINES = 12
+"""Of the live view."""
+
+
 class Progress:
-    """Live bars on a terminal, a line a study elsewhere; a `sweep.Watcher`.
+    """Bars and how studies stand on a terminal; elsewhere a line a study, and one a minute. A `sweep.Watcher`.
 
     Args:
         quiet: show nothing.
         named: say of which experiment something is said.
+        view: what is seen of a sweep.
     """
 
-    def __init__(self, *, quiet: bool = False, named: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, named: bool = False, view: View | None = None) -> None:
+        self.view = view or View()
         self._console = console(stderr=True)
+        self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
         self._quiet, self._named = quiet, named
         self._num_builds = self._num_studies = 0
         self._is_open_ended = False
@@ -209,22 +211,26 @@ class Progress:
     def __enter__(self) -> Progress:
         if not self._quiet:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-            from rich.progress import Progress as Bars
+
+            from tunefarm.cli.bars import Bars
 
             columns = (
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                 TextColumn("{task.fields[note]}"),
             )  # fmt: skip
-            self._bars = Bars(*columns, console=self._console, disable=not self._console.is_terminal)
+            self._bars = Bars(*columns, console=self._console, disable=not self._is_live)
             self._bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._bars is not None:
+            # The last look is how it ended, not how it went half a second before.
+            self._bars.below = (self.view.summary(),) if self._bars.below else ()
             self._bars.stop()
 
     def began(self, contests: Sequence[Contest], num_builds: int) -> None:
         """Shows what is ahead, of this experiment and those before it."""
+        self.view.began(contests)
         if self._bars is not None:
             if self._builds is None:
                 self._builds = self._bars.add_task("compiled", note="")
@@ -241,11 +247,18 @@ class Progress:
             self.say(f"{name}{candidates} in {counted(len(contests), 'study', 'studies')}; {how}")
 
     def moved(self, board: BuildBoard, contests: Sequence[Contest]) -> None:
-        """Moves the bars."""
-        if self._bars is not None:
-            self._bars.update(self._builds, completed=board.num_compiled)
-            measured = sum(len(contest.best_ms) for contest in contests)
-            self._bars.update(self._studies, note=f"{counted(measured, 'candidate')} timed")
+        """Moves the bars, and shows how the studies stand."""
+        if self._bars is None:
+            return
+        self._bars.update(self._builds, completed=board.num_compiled)
+        if not self._is_live:
+            if self.view.is_due(SAID_S):
+                self.say(self.view.summary())
+        elif self.view.is_due():
+            room = min(MOST_LINES, self._console.height - 8)
+            # In a narrow terminal each takes two or three.
+            room = max(1, room if self._console.width >= WIDE else room // 3 if self._console.width < 60 else room // 2)
+            self._bars.below = tuple(self.view.lines(room))
 
     def advance(self, what: str, count: int) -> None:
         """Moves a bar of a recording, `built` or `measured`."""
@@ -261,6 +274,7 @@ class Progress:
 
     def ended(self, result: StudyResult, experiment: str) -> None:
         """One line for a study."""
+        self.view.ended(result)
         if self._bars is not None:
             self._bars.update(self._studies, advance=1)
         name = f"{experiment}: " if self._named else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from tunefarm.spec.experiment import NEEDED, Experiment
@@ -22,3 +23,7 @@ def experiment_schema() -> dict[str, Any]:
         "if": {"properties": {"workload": REPLAYED_SCHEMA}},
         "else": {"required": list(NEEDED)},
     }
+
+
+if __name__ == "__main__":
+    print(json.dumps(experiment_schema(), indent=1))
