@@ -30,6 +30,7 @@ HOUSE = """
     pack_reader
     pack_schema
     pack_diff
+    pack_compare
     ranges
     export
     pack_merge
@@ -203,6 +204,7 @@ HOUSE = """
     cli.pack_verify         typer* rich
     cli.pack_which          typer*
     cli.pack_diff           typer*
+    cli.compare             typer* rich
     cli.pack_merge          typer*
     cli.pack_bisect         typer*
     cli.pack_check          typer* rich

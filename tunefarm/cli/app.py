@@ -7,6 +7,7 @@ import typer
 from tunefarm import __version__
 from tunefarm.cli.aa import aa
 from tunefarm.cli.build import build
+from tunefarm.cli.compare import compare
 from tunefarm.cli.doctor import doctor
 from tunefarm.cli.harvest import harvest
 from tunefarm.cli.misses import misses
@@ -34,6 +35,7 @@ app.command()(misses)
 app.command()(record)
 app.command()(harvest)
 app.command()(repro)
+app.command()(compare)
 app.command()(aa)
 app.command()(doctor)
 app.command()(submit)
