@@ -119,6 +119,8 @@ HOUSE = """
     record.ledger
     record.card
     record.metrics
+    record.store            mlflow
+    record.registry         mlflow
     record.runs             mlflow
     record.tracking
 
@@ -205,6 +207,7 @@ HOUSE = """
     cli.pack_which          typer*
     cli.pack_diff           typer*
     cli.compare             typer* rich
+    cli.promote             typer*
     cli.pack_merge          typer*
     cli.pack_bisect         typer*
     cli.pack_check          typer* rich

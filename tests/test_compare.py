@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import farm
 import pytest
-from farm import environment, smooth, tunefarm, write_experiment, write_landscape
+from bare import bare
+from farm import smooth, tunefarm, write_experiment, write_landscape
 
 from tunefarm.config import Config, Value
 from tunefarm.pack import Pack, dumps, seal
@@ -23,14 +23,6 @@ SECTIONS = {
     "space": {"BLOCK": [128, 256], "MARK": [0], "num_warps": [2, 4]},
     "export": "pack.json",
 }
-BARE = """
-import sys
-for name in ("torch", "triton", "ray", "optuna", "numpy", *sys.argv[1].split()):
-    sys.modules[name] = None
-sys.argv = ["tunefarm", *sys.argv[2:]]
-from tunefarm.cli.__main__ import main
-main()
-"""
 
 
 def slower_once(config: Config, variables: Mapping[str, Value]) -> float:
@@ -58,12 +50,8 @@ def packs(tmp_path_factory: pytest.TempPathFactory, store: Path) -> dict[str, Pa
     return {name: sweep(tmp_path_factory.mktemp(name), store, time_ms) for name, time_ms in times.items()}
 
 
-def compare(*words: str | Path, folder: Path, without: str = "mlflow") -> subprocess.CompletedProcess[str]:
-    """The command in a process without PyTorch, Triton, Ray and what `without` names."""
-    return subprocess.run(
-        [sys.executable, "-c", BARE, without, "compare", *map(str, words)], cwd=folder, text=True,
-        env=environment(folder, COLUMNS="120"), capture_output=True, check=False,
-    )  # fmt: skip
+def compare(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    return bare("compare", *words, folder=folder, without=("mlflow", "numpy"))
 
 
 def test_one_regressed_row_blocks_a_pack_and_a_faster_pack_passes(packs: dict[str, Path], tmp_path: Path) -> None:

@@ -97,6 +97,25 @@ def count(tables: Sequence[ComparedTables]) -> dict[Standing, int]:
     return {standing: standings.count(standing) for standing in Standing}
 
 
+def objections(tables: Sequence[ComparedTables], *, allow_gone: bool, allow_unclear: bool) -> list[str]:
+    """Why the newer pack may not take the older one's place, one line a row.
+
+    Args:
+        tables: the two, compared.
+        allow_gone: rows may be lost.
+        allow_unclear: rows may be there whose times cannot be compared.
+    """
+    allowed = {Standing.GONE: allow_gone, Standing.UNCLEAR: allow_unclear, Standing.SLOWER: False}
+    return [_object(table, row) for table in tables for row in table.rows if not allowed.get(row.standing, True)]
+
+
+def _object(table: ComparedTables, row: Compared) -> str:
+    parts = [row.standing.value, f"by {row.change:.1%}" if row.change is not None else ""]
+    reason = f" ({row.reason})" if row.reason else ""
+    place = f"{table.table.kernel} on {table.table.device.name}, {row.row.match.label}"
+    return f"{place}: {' '.join(filter(None, parts))}{reason}"
+
+
 def _apart(old: Table | None, new: Table | None) -> str:
     """Why the times of two tables must not be compared, or empty."""
     if old is None or new is None:

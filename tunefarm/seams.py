@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from tunefarm.device import Device
@@ -123,13 +124,14 @@ class Tracker(Protocol):
         """
         ...
 
-    def close(self, *, status: str = "FINISHED", timeout_s: float = 60.0) -> list[str]:
+    def close(self, *, status: str = "FINISHED", timeout_s: float = 60.0, pack: Path | None = None) -> list[str]:
         """Writes what is left.
 
         Args:
             status: how the sweep ended, in MLflow's words: `FINISHED`, `FAILED` or `KILLED`; empty if another driver
                 goes on with it, whose business its run is now.
             timeout_s: longest wait in seconds.
+            pack: the pack that holds the sweep's winners now.
 
         Returns:
             Labels of what could not be written; also said once as a warning.
@@ -148,7 +150,7 @@ class NullTracker:
     def study(self, result: StudyResult, best_ms: Sequence[float] = ()) -> None:
         """Does nothing."""
 
-    def close(self, *, status: str = "FINISHED", timeout_s: float = 60.0) -> list[str]:
+    def close(self, *, status: str = "FINISHED", timeout_s: float = 60.0, pack: Path | None = None) -> list[str]:
         """Nothing is left behind."""
         return []
 

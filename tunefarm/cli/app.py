@@ -13,6 +13,7 @@ from tunefarm.cli.harvest import harvest
 from tunefarm.cli.misses import misses
 from tunefarm.cli.pack import app as pack
 from tunefarm.cli.plan import plan
+from tunefarm.cli.promote import promote
 from tunefarm.cli.record import record
 from tunefarm.cli.repro import repro
 from tunefarm.cli.submit import cancel, logs, status, submit
@@ -36,6 +37,7 @@ app.command()(record)
 app.command()(harvest)
 app.command()(repro)
 app.command()(compare)
+app.command()(promote)
 app.command()(aa)
 app.command()(doctor)
 app.command()(submit)

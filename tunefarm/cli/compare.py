@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,6 +74,7 @@ def open_source(source: str, registry: str) -> Pack:
     """
     from tunefarm.runtime.sources import find_packs
 
+    os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"  # a pack is a small file, and the terminal is ours
     ledger = Path(source) / LEDGER
     found = find_packs(_exported(ledger) if ledger.is_file() else source, thoroughly=True, registry=registry)
     if found.damaged:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunefarm.errors import InfrastructureError
 from tunefarm.frozen import FrozenMap
+from tunefarm.pack_reader import load_pack
 from tunefarm.record.card import COSTS, MAX_TEXT, Card
+from tunefarm.record.registry import artifact_folder, register
+from tunefarm.record.store import connect, find_experiment
 
 MAX_BATCH = {"metrics": 1000, "params": 100, "tags": 100}
 """Entities MLflow takes in one request; more than these are refused as a whole."""
-SERVERS = ("http", "https", "databricks")
-"""Schemes of URIs at which a server is asked; the rest are databases."""
-
-_REQUEST_S = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +31,7 @@ class Origin:
         command: how the sweep was called.
         toolchain: versions in the driver's process.
         checked: outputs are compared with a reference's.
+        registered_as: the model of MLflow's registry whose candidate its pack becomes; empty for none.
     """
 
     workload: str
@@ -45,6 +41,7 @@ class Origin:
     command: str = ""
     toolchain: FrozenMap[str] = field(default_factory=FrozenMap)
     checked: bool = True
+    registered_as: str = ""
 
 
 class Runs:
@@ -62,8 +59,8 @@ class Runs:
         """Connects, once; finds or makes the experiment and the sweep's run, and learns which studies it has."""
         if self._client is not None:
             return
-        client = _connect(self._uri)
-        self._experiment = _experiment(client, self._origin.workload, self._uri)
+        client = connect(self._uri)
+        self._experiment = find_experiment(client, self._origin.workload, self._uri)
         same = f"tags.`tunefarm.sweep_id` = '{self._origin.sweep_id}' and tags.`tunefarm.kind` = 'sweep'"
         if found := client.search_runs([self._experiment], filter_string=same, max_results=1):
             self._parent = found[0].info.run_id
@@ -148,6 +145,16 @@ class Runs:
             for batch in batched(items, MAX_BATCH[kind]):
                 self._client.log_batch(run_id, **{kind: batch})
 
+    def keep(self, pack: Path) -> None:
+        """Keeps the pack beside the sweep's run and, if that is wanted, makes it the candidate of its model."""
+        self.open()
+        digest = load_pack(pack).digest
+        self._client.log_artifact(self._parent, str(pack), artifact_folder(digest))
+        self._client.set_tag(self._parent, "tunefarm.pack", digest)
+        if self._origin.registered_as:
+            tags = {"tunefarm.sweep_id": self._origin.sweep_id, "tunefarm.experiment": self._origin.experiment}
+            register(self._client, self._origin.registered_as, pack, self._client.get_run(self._parent), tags)
+
     def close(self, status: str) -> None:
         """Writes the sweep's totals and ends its run."""
         self.open()
@@ -171,61 +178,3 @@ def batched(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     """Slices of `items`, each of at most `size`."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
-
-
-def _connect(uri: str) -> Any:
-    # Set, not read: nothing leaves a sweep, and its terminal belongs to the CLI.
-    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
-    # Its own patience is minutes for each request, and a request made again may leave a second run: a study that could
-    # not be written is written anew, as a whole.
-    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
-    os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(_REQUEST_S)
-    from mlflow import MlflowClient
-
-    for noisy in ("mlflow", "alembic", "urllib3"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
-    if path := _sqlite_path(uri):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
-
-
-def _sqlite_path(uri: str) -> Path | None:
-    scheme, _, path = uri.partition(":///")
-    return Path(path) if scheme.startswith("sqlite") and path else None
-
-
-_KIND = {"mlflow.experimentKind": "custom_model_development"}
-"""Lets MLflow's UI open on runs and charts; without it a new experiment opens as one of language models."""
-
-
-def _experiment(client: Any, name: str, uri: str) -> str:
-    """The id of an MLflow experiment, made if there is none."""
-    from mlflow.exceptions import MlflowException
-
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        try:
-            return str(client.create_experiment(name, artifact_location=_artifacts(name, uri), tags=_KIND))
-        except MlflowException:
-            # Another sweep made it in the meantime; anything else is raised below.
-            found = client.get_experiment_by_name(name)
-            if found is None:
-                raise
-    if found.lifecycle_stage == "deleted":
-        raise InfrastructureError(
-            f"experiment {name!r} was deleted there",
-            hint=f"`mlflow experiments restore --experiment-id {found.experiment_id}`, or rename the workload",
-        )
-    return str(found.experiment_id)
-
-
-def _artifacts(name: str, uri: str) -> str | None:
-    """Where artifacts go: beside a database; a server knows itself.
-
-    MLflow's own default, `./mlruns`, would later be taken for a folder of runs, which it refuses to read.
-    """
-    if uri.split(":", 1)[0] in SERVERS:
-        return None
-    folder = (_sqlite_path(uri) or Path("mlflow.db")).parent / "mlartifacts"
-    return (folder / re.sub(r"[^\w.-]", "_", name)).resolve().as_uri()
