@@ -117,7 +117,9 @@ HOUSE = """
     record
     record.memo
     record.ledger
+    record.finalists
     record.card
+    record.parquet          pyarrow
     record.metrics
     record.store            mlflow
     record.registry         mlflow

@@ -115,12 +115,13 @@ class Tracker(Protocol):
         """Begins to set up the mirror, in the background."""
         ...
 
-    def study(self, result: StudyResult, best_ms: Sequence[float] = ()) -> None:
+    def study(self, result: StudyResult, best_ms: Sequence[float] = (), spent_s: Sequence[float] = ()) -> None:
         """Mirrors a study that has ended; a second word on a study replaces the first.
 
         Args:
             result: how it ended.
             best_ms: best median known after the first, second, ... measured candidate, in ms.
+            spent_s: GPU seconds spent until then.
         """
         ...
 
@@ -147,7 +148,7 @@ class NullTracker:
     def start(self) -> None:
         """Does nothing."""
 
-    def study(self, result: StudyResult, best_ms: Sequence[float] = ()) -> None:
+    def study(self, result: StudyResult, best_ms: Sequence[float] = (), spent_s: Sequence[float] = ()) -> None:
         """Does nothing."""
 
     def close(self, *, status: str = "FINISHED", timeout_s: float = 60.0, pack: Path | None = None) -> list[str]:

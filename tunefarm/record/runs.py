@@ -1,8 +1,11 @@
-"""A sweep's runs in MLflow: experiment = workload, parent run = sweep, child run = study."""
+"""A sweep's runs in MLflow: experiment = workload, parent run = sweep, child run = study, below it its finalists."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +15,13 @@ from typing import Any
 from tunefarm.frozen import FrozenMap
 from tunefarm.pack_reader import load_pack
 from tunefarm.record.card import COSTS, MAX_TEXT, Card
+from tunefarm.record.finalists import Finalist
+from tunefarm.record.parquet import write_table
 from tunefarm.record.registry import artifact_folder, register
 from tunefarm.record.store import connect, find_experiment
 
-MAX_BATCH = {"metrics": 1000, "params": 100, "tags": 100}
-"""Entities MLflow takes in one request; more than these are refused as a whole."""
+MAX_BATCH = {"metrics": 800, "params": 100, "tags": 100}
+"""Entities that go into one request: MLflow refuses as a whole one with more than 1000, or 100 of the latter two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,20 +73,21 @@ class Runs:
         else:
             name = f"{self._origin.experiment} {time.strftime('%Y-%m-%d %H:%M')}"
             self._parent = client.create_run(self._experiment, run_name=name, tags=self._tags()).info.run_id
-        for run in self._studies(client):
+        for run in self._below(client, f"tags.`mlflow.parentRunId` = '{self._parent}'"):
             key = run.data.tags.get("tunefarm.study_key", "")
             self._children[key] = (run.info.run_id, run.data.tags.get("tunefarm.card", ""))
             self._metrics[key] = run.data.metrics
         self._client = client
 
-    def _studies(self, client: Any) -> Iterator[Any]:
-        """The runs under the sweep's."""
-        token, children = None, f"tags.`mlflow.parentRunId` = '{self._parent}'"
+    def _below(self, client: Any, which: str) -> list[Any]:
+        """Runs of the experiment that are not deleted, all of them."""
+        found: list[Any] = []
+        token = None
         while True:
-            page = client.search_runs([self._experiment], filter_string=children, page_token=token)
-            yield from page
+            page = client.search_runs([self._experiment], filter_string=which, page_token=token)
+            found += page
             if not (token := page.token):
-                return
+                return found
 
     def _tags(self) -> dict[str, str]:
         origin = self._origin
@@ -106,32 +112,60 @@ class Runs:
         if seen != page.digest:
             if run_id:
                 # Half-written before a crash, or overtaken by an edited space. Parameters cannot be rewritten.
-                self._client.delete_run(run_id)
+                self._delete(run_id)
             self._children[page.key] = (self._write(page), page.digest)
             self._metrics[page.key] = page.metrics
 
+    def _delete(self, run_id: str) -> None:
+        for run in self._below(self._client, f"tags.`mlflow.parentRunId` = '{run_id}'"):
+            self._client.delete_run(run.info.run_id)
+        self._client.delete_run(run_id)
+
     def _write(self, page: Card) -> str:
-        tags = {
-            "mlflow.parentRunId": self._parent,
-            "mlflow.source.name": "tunefarm",
-            "mlflow.source.type": "JOB",
-            "mlflow.loggedArtifacts": '[{"path": "trials.json", "type": "table"}]',
-            "tunefarm.sweep_id": self._origin.sweep_id,
-            "tunefarm.workload": self._origin.workload,
-            "tunefarm.study_key": page.key,
-        }
+        shown = {"mlflow.loggedArtifacts": '[{"path": "trials.json", "type": "table"}]'}
+        tags = {**self._place(self._parent, page), **shown}
         run_id: str = self._client.create_run(self._experiment, run_name=page.name, tags=tags).info.run_id
         self._children[page.key] = (run_id, "")
         points = [(name, value, 0) for name, value in page.metrics.items()]
         points += [(name, value, step) for name, curve in page.curve.items() for step, value in enumerate(curve, 1)]
         self._log(run_id, points, page.params, page.tags)
-        self._client.log_text(run_id, page.table, "trials.json")
+        self._log_table(run_id, page)
+        for finalist in page.finalists:
+            self._write_finalist(run_id, page, finalist)
+        # Last: a run without it was not written to its end.
         self._client.set_tag(run_id, "tunefarm.card", page.digest)
         self._client.set_terminated(run_id, page.status)
         return run_id
 
+    def _place(self, parent: str, page: Card) -> dict[str, str]:
+        """Tags that say where a run belongs."""
+        return {
+            "mlflow.parentRunId": parent,
+            "mlflow.source.name": "tunefarm",
+            "mlflow.source.type": "JOB",
+            "tunefarm.sweep_id": self._origin.sweep_id,
+            "tunefarm.workload": self._origin.workload,
+            "tunefarm.study_key": page.key,
+        }
+
+    def _write_finalist(self, study: str, page: Card, finalist: Finalist) -> None:
+        tags = {**self._place(study, page), "tunefarm.study": page.name, **finalist.tags}
+        run = self._client.create_run(self._experiment, run_name=finalist.name, tags=tags)
+        points = [(name, value, 0) for name, value in finalist.metrics.items()]
+        self._log(run.info.run_id, points, finalist.params, {})
+        self._client.set_terminated(run.info.run_id)
+
+    def _log_table(self, run_id: str, page: Card) -> None:
+        """Every candidate, as Parquet for programs, and as JSON because MLflow's UI shows no other."""
+        table = json.loads(page.table)
+        with tempfile.TemporaryDirectory(prefix="tunefarm-") as name:
+            folder = Path(name)
+            (folder / "trials.json").write_text(page.table, encoding="utf-8")
+            write_table(folder / "trials.parquet", table["columns"], table["data"])
+            self._client.log_artifacts(run_id, str(folder))
+
     def _log(
-        self, run_id: str, points: list[tuple[str, float, int]], params: dict[str, str], tags: dict[str, str]
+        self, run_id: str, points: list[tuple[str, float, int]], params: Mapping[str, str], tags: Mapping[str, str]
     ) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
@@ -141,9 +175,9 @@ class Runs:
             "params": [Param(name, value) for name, value in params.items()],
             "tags": [RunTag(name, value) for name, value in tags.items()],
         }
-        for kind, items in entities.items():
-            for batch in batched(items, MAX_BATCH[kind]):
-                self._client.log_batch(run_id, **{kind: batch})
+        batches = [batched(items, MAX_BATCH[kind]) for kind, items in entities.items()]
+        for slices in itertools.zip_longest(*batches, fillvalue=()):
+            self._client.log_batch(run_id, **dict(zip(entities, slices, strict=True)))
 
     def keep(self, pack: Path) -> None:
         """Keeps the pack beside the sweep's run and, if that is wanted, makes it the candidate of its model."""
@@ -167,10 +201,11 @@ class Runs:
         self._log(self._parent, points, {}, {})
         if status == "FINISHED":
             # A request whose answer was lost, or a driver that was taken over, may have left a run that nobody knows.
-            known = {run_id for run_id, _ in self._children.values()}
-            for run_id in [run.info.run_id for run in self._studies(self._client)]:
-                if run_id not in known:
-                    self._client.delete_run(run_id)
+            known = {run_id for run_id, _ in self._children.values()} | {self._parent}
+            for run in self._below(self._client, f"tags.`tunefarm.sweep_id` = '{self._origin.sweep_id}'"):
+                mine = run.info.run_id in known or run.data.tags.get("tunefarm.kind") == "finalist"
+                if not mine or run.data.tags.get("mlflow.parentRunId", self._parent) not in known:
+                    self._client.delete_run(run.info.run_id)
         self._client.set_terminated(self._parent, status)
 
 

@@ -121,9 +121,9 @@ class MlflowTracker:
         """Starts the writing thread; MLflow is imported and its database set up there."""
         self._thread.start()
 
-    def study(self, result: StudyResult, best_ms: Sequence[float] = ()) -> None:
+    def study(self, result: StudyResult, best_ms: Sequence[float] = (), spent_s: Sequence[float] = ()) -> None:
         """Hands a study to the writing thread."""
-        page = card(result, best_ms)
+        page = card(result, best_ms, spent_s)
         self._left[page.key] = page.name
         self._queue.put(page)
 
