@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -75,27 +76,29 @@ def serving(store: str, folder: Path) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def postgres(folder: Path) -> Iterator[str]:
-    """A Postgres of our own, on a socket in a folder: its URI. Skips where there is none."""
+def postgres() -> Iterator[str]:
+    """A Postgres of our own, on a socket in a folder of its own: its URI. Skips where there is none."""
     if importlib.util.find_spec("psycopg") is None:
         pytest.skip("Postgres: the driver psycopg is not installed")
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     initdb = shutil.which("initdb") or (str(found[-1]) if found else None)
     if initdb is None:
         pytest.skip("Postgres: no server is installed")
-    folder.mkdir(parents=True, exist_ok=True)
+    # Not among pytest's folders: every session of pytest closes them anew to all users but its own.
+    folder = Path(tempfile.mkdtemp(prefix="tunefarm-pg-"))
     user = {}
     if os.getuid() == 0:  # a server refuses to be root's
         user = {"user": "nobody"}
         shutil.chown(folder, "nobody")
-        for parent in folder.parents[:4]:
-            parent.chmod(0o755)
     pg_ctl, data = str(Path(initdb).with_name("pg_ctl")), str(folder / "data")
     quiet: dict[str, Any] = {"check": True, "stdout": subprocess.DEVNULL, "cwd": folder, **user}
-    subprocess.run([initdb, "-D", data, "-U", "me", "-A", "trust", "-N"], **quiet)
-    options = f"-k {folder} -c listen_addresses='' -c fsync=off"
-    subprocess.run([pg_ctl, "-D", data, "-l", str(folder / "log"), "-w", "-o", options, "start"], **quiet)
     try:
-        yield f"postgresql+psycopg://me@/postgres?host={folder}"
+        subprocess.run([initdb, "-D", data, "-U", "me", "-A", "trust", "-N"], **quiet)
+        options = f"-k {folder} -c listen_addresses='' -c fsync=off"
+        subprocess.run([pg_ctl, "-D", data, "-l", str(folder / "log"), "-w", "-o", options, "start"], **quiet)
+        try:
+            yield f"postgresql+psycopg://me@/postgres?host={folder}"
+        finally:
+            subprocess.run([pg_ctl, "-D", data, "-m", "immediate", "stop"], **quiet)
     finally:
-        subprocess.run([pg_ctl, "-D", data, "-m", "immediate", "stop"], **quiet)
+        shutil.rmtree(folder, ignore_errors=True)

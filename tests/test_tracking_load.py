@@ -32,7 +32,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     with contextlib.ExitStack() as stack:
         uri = f"sqlite:///{tmp_path}/mlflow.db"
         if request.param == "postgres":
-            uri = stack.enter_context(postgres(tmp_path / "pg"))
+            uri = stack.enter_context(postgres())
         yield stack.enter_context(serving(uri, tmp_path))
 
 
@@ -92,7 +92,7 @@ def test_five_studies_of_300_candidates_keep_nobody_waiting(server: Server) -> N
     for result in studies():
         driver.tell(result)
     left, flushed_s = driver.flush()
-    print(f"{server.uri}: the driver was blocked for {driver.blocked_s:.3f} s; flushed after {flushed_s:.1f} s")
+    print(f"the driver was blocked for {driver.blocked_s:.3f} s; flushed after {flushed_s:.1f} s")
     assert left == []
     assert driver.blocked_s < BLOCKED_S
     assert flushed_s < FLUSHED_S
@@ -114,7 +114,7 @@ def test_a_server_that_restarts_in_the_middle_loses_and_doubles_nothing(server: 
         driver.tell(result)
     server.start()
     left, flushed_s = driver.flush()
-    print(f"{server.uri}: the driver was blocked for {driver.blocked_s:.3f} s; flushed after {flushed_s:.1f} s")
+    print(f"the driver was blocked for {driver.blocked_s:.3f} s; flushed after {flushed_s:.1f} s")
     assert left == []
     assert driver.blocked_s < BLOCKED_S
     assert flushed_s < FLUSHED_S
