@@ -17,6 +17,7 @@ from tunefarm.frozen import FrozenMap
 from tunefarm.record.card import card
 from tunefarm.record.finalists import MAX_FINALISTS, finalists
 from tunefarm.record.parquet import write_table
+from tunefarm.record.runs import side_by_side
 from tunefarm.record.tracking import Origin, open_tracker
 from tunefarm.study import Status, StudyResult
 from tunefarm.trial import FINAL, Failure, Measurement, Outcome, Trial
@@ -107,6 +108,19 @@ def test_a_finalist_reads_well(store: Store) -> None:
     }  # fmt: skip
 
 
+def test_the_searches_that_the_readme_shows_find_runs(store: Store) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    searches = [line.split("   ")[0] for line in readme.splitlines() if line.startswith("tags.`tunefarm.")]
+    assert len(searches) == 3
+    origin = store.origin()
+    store.mirror(origin, won(origin.workload))
+    parent, _ = store.runs(origin)
+    store.client.set_tag(parent.info.run_id, "tunefarm.pack", searches[2].split("'")[1])
+    found = [store.client.search_runs([parent.info.experiment_id], search) for search in searches]
+    assert [len(runs) for runs in found] == [1, 1, 1]
+    assert found[1][0].data.metrics["registers"] == 32
+
+
 def test_the_best_so_far_stands_beside_what_it_cost(store: Store) -> None:
     origin = store.origin()
     tracker = open_tracker(store.uri, origin)
@@ -135,6 +149,24 @@ def test_a_column_of_mixed_values_is_text(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "x.parquet").to_pydict() == {
         "number": [1.0, 0.5, None], "mixed": ["1", "auto", None], "empty": [None] * 3, "truth": [True, False, None],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("num", [1, 4])
+def test_what_is_done_side_by_side_is_done_once_or_said_to_have_failed(num: int) -> None:
+    done: list[int] = []
+    side_by_side(done.append, range(50), num)
+    assert sorted(done) == list(range(50))
+    side_by_side(done.append, [], num)
+
+    def fail(item: int) -> None:
+        if item == 3:
+            raise ConnectionError("gone")
+        done.append(item)
+
+    done.clear()
+    with pytest.raises(ConnectionError, match="gone"):
+        side_by_side(fail, range(50), num)
+    assert len(done) < 50
 
 
 def test_a_study_written_anew_leaves_no_finalist_behind(store: Store) -> None:

@@ -6,11 +6,14 @@ import itertools
 import json
 import math
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tunefarm.frozen import FrozenMap
 from tunefarm.pack_reader import load_pack
@@ -18,10 +21,13 @@ from tunefarm.record.card import COSTS, MAX_TEXT, Card
 from tunefarm.record.finalists import Finalist
 from tunefarm.record.parquet import write_table
 from tunefarm.record.registry import artifact_folder, register
-from tunefarm.record.store import connect, find_experiment
+from tunefarm.record.store import SERVERS, connect, find_experiment
 
 MAX_BATCH = {"metrics": 800, "params": 100, "tags": 100}
 """Entities that go into one request: MLflow refuses as a whole one with more than 1000, or 100 of the latter two."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +56,12 @@ class Origin:
 
 
 class Runs:
-    """The runs of one sweep in MLflow. Single-threaded; every method raises what MLflow raises."""
+    """The runs of one sweep in MLflow. For one thread at a time; every method raises what MLflow raises."""
 
     def __init__(self, uri: str, origin: Origin) -> None:
         self._uri = uri
+        # A server answers a request in some 80 ms and rests for half of them; a database is best left to one.
+        self._num_hands = 4 if uri.split(":", 1)[0] in SERVERS else 1
         self._origin = origin
         self._client: Any = None
         self._experiment = self._parent = ""
@@ -130,8 +138,7 @@ class Runs:
         points += [(name, value, step) for name, curve in page.curve.items() for step, value in enumerate(curve, 1)]
         self._log(run_id, points, page.params, page.tags)
         self._log_table(run_id, page)
-        for finalist in page.finalists:
-            self._write_finalist(run_id, page, finalist)
+        side_by_side(partial(self._write_finalist, run_id, page), page.finalists, self._num_hands)
         # Last: a run without it was not written to its end.
         self._client.set_tag(run_id, "tunefarm.card", page.digest)
         self._client.set_terminated(run_id, page.status)
@@ -207,6 +214,36 @@ class Runs:
                 if not mine or run.data.tags.get("mlflow.parentRunId", self._parent) not in known:
                     self._client.delete_run(run.info.run_id)
         self._client.set_terminated(self._parent, status)
+
+
+def side_by_side(act: Callable[[T], None], items: Sequence[T], num: int) -> None:
+    """Does the same to all items, several at a time, until one fails; raises what it raised.
+
+    Args:
+        act: what is to be done to one.
+        items: to whom.
+        num: threads. Nobody waits for them where a process ends in the middle of it.
+    """
+    left, errors = deque(items), deque[Exception]()
+
+    def work() -> None:
+        while left and not errors:
+            try:
+                item = left.popleft()
+            except IndexError:  # another took the last one
+                return
+            try:
+                act(item)
+            except Exception as e:  # raised below, in the thread that asked
+                errors.append(e)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(num, len(items)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def batched(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
