@@ -30,6 +30,7 @@ HOUSE = """
     pack_reader
     pack_schema
     pack_diff
+    pack_compare
     ranges
     export
     pack_merge
@@ -131,8 +132,12 @@ HOUSE = """
     record.page
     record.markdown
     record.survey
+    record.finalists
     record.card
+    record.parquet          pyarrow
     record.metrics
+    record.store            mlflow
+    record.registry         mlflow
     record.runs             mlflow
     record.tracking
 
@@ -225,6 +230,8 @@ HOUSE = """
     cli.pack_verify         typer* rich
     cli.pack_which          typer*
     cli.pack_diff           typer*
+    cli.compare             typer* rich
+    cli.promote             typer*
     cli.pack_merge          typer*
     cli.pack_bisect         typer*
     cli.pack_check          typer* rich

@@ -287,7 +287,11 @@ def _check_mirror(ordeal: Ordeal, report: Mapping[str, Any]) -> None:
     runs = server.runs(sweep_id)
     (parent,) = [run for run in runs if run.data.tags["tunefarm.kind"] == "sweep"]
     assert parent.info.status == "FINISHED"
-    mirrored = [run for run in runs if run is not parent]
+    mirrored = [run for run in runs if run.data.tags["tunefarm.kind"] == "study"]
+    finalists = [run for run in runs if run is not parent and run not in mirrored]
+    places = [(run.data.tags["mlflow.parentRunId"], run.data.metrics["place"]) for run in finalists]
+    assert len(set(places)) == len(places), "none is written twice"
+    assert {study for study, _ in places} <= {run.info.run_id for run in mirrored}
     assert all(run.data.tags["mlflow.parentRunId"] == parent.info.run_id for run in mirrored)
     studies = {e["study"] for e in events(ordeal.ledger, "study")}
     assert sorted(run.data.tags["tunefarm.study_key"] for run in mirrored) == sorted(studies)

@@ -52,6 +52,18 @@ def test_a_server_that_stays_away_is_waited_for_only_so_long(caplog: pytest.LogC
     assert "lacks sm_90 8192x4096 bf16 of this sweep" in warnings[-1]
 
 
+def test_a_pack_that_could_not_be_told_is_named(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The sweep's run and its studies are there all the same."""
+    origin = store.origin()
+    tracker = open_tracker(store.uri, origin)
+    tracker.start()
+    tracker.study(won(origin.workload))
+    missing = tmp_path / "pack.json"
+    assert tracker.close(pack=missing) == [f"pack {missing}"]
+    assert f"lacks pack {missing} of this sweep" in caplog.text
+    assert len(store.runs(origin)[1]) == 1
+
+
 def test_an_outage_never_raises_and_is_told_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """TF-120: the sweep goes on; what is missing is said, once at the beginning and once at the end."""
     (tmp_path / "file").write_text("")

@@ -218,6 +218,7 @@ class Contest:
         medians = [t.median_ms for t in search.trials if t.median_ms is not None]
         if len(medians) > len(self.best_ms):
             self.best_ms.append(min(medians))
+            self.tally.spent_s.append(sum(m.busy_s for t in search.trials for m in t.measurements))
 
     def _measure(self, search: StudySearch, requests: Sequence[Request]) -> Generator[Want, Got, dict[Request, Answer]]:
         """Answers to requests: from the ledger where it knows them, else from a meter while the budget lasts."""

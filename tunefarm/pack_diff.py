@@ -77,15 +77,20 @@ class TableChange:
 def diff(old: Pack, new: Pack) -> tuple[TableChange, ...]:
     """What changed, by kernel and device; empty exactly where both hold the same."""
     changes = []
-    for before, after in _paired(old.tables, new.tables):
+    for before, after in pair_tables(old.tables, new.tables):
         if before is None or after is None or before.digest != after.digest:
             rows = _rows(before.rows if before else (), after.rows if after else ())
-            head = () if before is None or after is None else _fields("", _head(before), _head(after))
-            changes.append(TableChange(old=before, new=after, changes=tuple(head), rows=rows))
+            head = () if before is None or after is None else head_changes(before, after)
+            changes.append(TableChange(old=before, new=after, changes=head, rows=rows))
     return tuple(changes)
 
 
-def _paired(old: Sequence[Table], new: Sequence[Table]) -> list[tuple[Table | None, Table | None]]:
+def head_changes(old: Table, new: Table) -> tuple[Change, ...]:
+    """What differs between two tables besides their rows: source, toolchain, timer and the like."""
+    return tuple(_fields("", _head(old), _head(new)))
+
+
+def pair_tables(old: Sequence[Table], new: Sequence[Table]) -> list[tuple[Table | None, Table | None]]:
     """Tables of one kernel and device side by side: equal ones, then those of one key, then what is left over."""
     pairs: list[tuple[Table | None, Table | None]] = []
     for place in dict.fromkeys((t.kernel, t.device.key) for t in (*old, *new)):
@@ -102,11 +107,15 @@ def _paired(old: Sequence[Table], new: Sequence[Table]) -> list[tuple[Table | No
     return pairs
 
 
-def _rows(old: Sequence[Row], new: Sequence[Row]) -> tuple[RowChange, ...]:
+def pair_rows(old: Iterable[Row], new: Iterable[Row]) -> list[tuple[Row | None, Row | None]]:
+    """Rows that answer the same measured problem side by side, the older pack's first."""
     before, after = _numbered(old), _numbered(new)
+    return [(before.get(key), after.get(key)) for key in dict.fromkeys((*before, *after))]
+
+
+def _rows(old: Sequence[Row], new: Sequence[Row]) -> tuple[RowChange, ...]:
     changes = []
-    for key in dict.fromkeys((*before, *after)):
-        row, other = before.get(key), after.get(key)
+    for row, other in pair_rows(old, new):
         if row is None or other is None:
             changes.append(RowChange(old=row, new=other))
         elif fields := tuple(_fields("", plain(row), plain(other))):

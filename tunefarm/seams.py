@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from tunefarm.device import Device
@@ -114,22 +115,24 @@ class Tracker(Protocol):
         """Begins to set up the mirror, in the background."""
         ...
 
-    def study(self, result: StudyResult, best_ms: Sequence[float] = ()) -> None:
+    def study(self, result: StudyResult, best_ms: Sequence[float] = (), spent_s: Sequence[float] = ()) -> None:
         """Mirrors a study that has ended; a second word on a study replaces the first.
 
         Args:
             result: how it ended.
             best_ms: best median known after the first, second, ... measured candidate, in ms.
+            spent_s: GPU seconds spent until then.
         """
         ...
 
-    def close(self, *, status: str = "FINISHED", timeout_s: float = 60.0) -> list[str]:
+    def close(self, *, status: str = "FINISHED", timeout_s: float = 60.0, pack: Path | None = None) -> list[str]:
         """Writes what is left.
 
         Args:
             status: how the sweep ended, in MLflow's words: `FINISHED`, `FAILED` or `KILLED`; empty if another driver
                 goes on with it, whose business its run is now.
             timeout_s: longest wait in seconds.
+            pack: the pack that holds the sweep's winners now.
 
         Returns:
             Labels of what could not be written; also said once as a warning.
@@ -145,10 +148,10 @@ class NullTracker:
     def start(self) -> None:
         """Does nothing."""
 
-    def study(self, result: StudyResult, best_ms: Sequence[float] = ()) -> None:
+    def study(self, result: StudyResult, best_ms: Sequence[float] = (), spent_s: Sequence[float] = ()) -> None:
         """Does nothing."""
 
-    def close(self, *, status: str = "FINISHED", timeout_s: float = 60.0) -> list[str]:
+    def close(self, *, status: str = "FINISHED", timeout_s: float = 60.0, pack: Path | None = None) -> list[str]:
         """Nothing is left behind."""
         return []
 

@@ -240,7 +240,7 @@ class Sweep:
 
     def _tell(self, contest: Contest, result: StudyResult) -> None:
         self._ledger.flush()
-        self._tracker.study(result, contest.best_ms)
+        self._tracker.study(result, contest.best_ms, contest.tally.spent_s)
         if result.source:
             self._mirror.show(result.study, result.trials, result.winner)
         self._watcher.ended(result, self.experiment.name)

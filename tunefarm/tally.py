@@ -26,6 +26,7 @@ class Tally:
         build_s: CPU seconds of compiling.
         busy_s: GPU seconds of launching and timing.
         held_s: GPU seconds held, start-up not counted.
+        spent_s: seconds of launching and timing, recorded ones too, after each candidate measured for the first time.
         startup_s: seconds that measuring processes took to start, as far as this study met them first.
         num_compiled: kernels compiled by measuring processes.
     """
@@ -37,6 +38,7 @@ class Tally:
     build_s: float = 0.0
     busy_s: float = 0.0
     held_s: float = 0.0
+    spent_s: list[float] = field(default_factory=list)
     startup_s: float = 0.0
     num_compiled: int = 0
 

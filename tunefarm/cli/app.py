@@ -7,12 +7,14 @@ import typer
 from tunefarm import __version__
 from tunefarm.cli.aa import aa
 from tunefarm.cli.build import build
+from tunefarm.cli.compare import compare
 from tunefarm.cli.doctor import doctor
 from tunefarm.cli.harvest import harvest
 from tunefarm.cli.init import init
 from tunefarm.cli.misses import misses
 from tunefarm.cli.pack import app as pack
 from tunefarm.cli.plan import plan
+from tunefarm.cli.promote import promote
 from tunefarm.cli.record import record
 from tunefarm.cli.report import report
 from tunefarm.cli.repro import repro
@@ -38,6 +40,8 @@ app.command()(record)
 app.command()(harvest)
 app.command()(report)
 app.command()(repro)
+app.command()(compare)
+app.command()(promote)
 app.command()(aa)
 app.command()(doctor)
 app.command()(submit)

@@ -69,6 +69,12 @@ class Order:
         names = (self.spec.project, self.resolved.name)
         return self.spec.tracking.experiment or ".".join(name for name in names if name)
 
+    @property
+    def registered_as(self) -> str:
+        """The model of MLflow's registry that its pack is a version of; empty for none."""
+        names = ("tunefarm", self.spec.project, self.resolved.name)
+        return ".".join(name for name in names if name) if self.spec.tracking.register else ""
+
 
 def find_experiments(places: Sequence[Path]) -> list[Path]:
     """The experiment files that a command names, each once; a folder stands for those in it, by name.

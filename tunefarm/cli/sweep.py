@@ -199,21 +199,21 @@ def _compete(
             workers.close()
             builds.trim()
             status = "FINISHED"
+            for number, entrant in entrants.items():
+                endings[number].error = entrant.sweep.error
+                # What broke before its end exports nothing, as if it stood alone; the ledger keeps it.
+                endings[number].results = [] if entrant.sweep.error else entrant.sweep.results
+            failed, left_out = _export(entrants, endings)
         except KeyboardInterrupt:
             status, patience_s = "KILLED", 3.0
             raise
         finally:
-            for entrant in entrants.values():
-                error = entrant.sweep.error
+            for number, entrant in entrants.items():
+                error, pack = entrant.sweep.error, endings[number].pack
                 how = status if error is None else "" if isinstance(error, Fenced) else "FAILED"
-                left = entrant.tracker.close(status=how, timeout_s=patience_s)
+                left = entrant.tracker.close(status=how, timeout_s=patience_s, pack=Path(pack) if pack else None)
                 untold += [f"not in MLflow: {label}" for label in left]
                 untold += entrant.mirror.close(patience_s)
-        for number, entrant in entrants.items():
-            endings[number].error = entrant.sweep.error
-            # What broke before its end exports nothing, as if it stood alone; the ledger keeps it.
-            endings[number].results = [] if entrant.sweep.error else entrant.sweep.results
-        failed, left_out = _export(entrants, endings)
         facts = _facts([e.sweep for e in entrants.values()], dispatches, board)
         facts["notices"] += [*untold, *left_out]
         return endings, facts, failed
@@ -239,6 +239,7 @@ def _enter(
             workload=order.mlflow_experiment, experiment=spec.name,
             sweep_id=ledger.sweep_id, digest=spec.digest, command=public(" ".join(["tunefarm", *sys.argv[1:]])),
             toolchain=toolchain(), checked=resolved.found is not None and resolved.found.reference is not None,
+            registered_as=order.registered_as,
         ),
     )  # fmt: skip
     gauges.mirrored(tracker)

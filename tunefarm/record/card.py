@@ -12,11 +12,15 @@ from typing import Any
 
 from tunefarm.config import counted
 from tunefarm.document import canonical, digest
+from tunefarm.record.finalists import Finalist, finalists, finite, rates
 from tunefarm.study import Status, StudyResult
 from tunefarm.trial import FAILURES, Outcome, Trial, describe
 
 COSTS = ("build_s", "gpu_busy_s", "gpu_held_s")
 """Metrics that say what a study has cost, in seconds."""
+
+SPENT = "spent_gpu_s"
+"""Metric by step: GPU seconds of launching and timing until the best time was what it is at that step."""
 
 MAX_TEXT = 5000
 """Characters of a tag or parameter: what every MLflow store since 2.0 takes."""
@@ -35,6 +39,7 @@ class Card:
         curve: metric by name, its value after the first, second, ... measured candidate.
         tags: what a run can be filtered by; `mlflow.note.content` is its description.
         table: every candidate, as the JSON text of a table that MLflow's UI can show and sort.
+        finalists: the best candidates as runs of their own.
     """
 
     key: str
@@ -45,20 +50,24 @@ class Card:
     curve: dict[str, tuple[float, ...]]
     tags: dict[str, str]
     table: str
+    finalists: tuple[Finalist, ...] = ()
 
     @property
     def digest(self) -> str:
         """Equal for cards that tell the same, whatever it cost: a sweep that goes on pays less for what it knows."""
         told = {name: value for name, value in self.metrics.items() if name not in COSTS}
-        return digest([self.key, self.name, self.status, self.params, told, self.curve, self.tags, self.table])
+        curve = {name: values for name, values in self.curve.items() if name != SPENT}
+        few = [[finalist.name, finalist.metrics, finalist.tags] for finalist in self.finalists]
+        return digest([self.key, self.name, self.status, self.params, told, curve, self.tags, self.table, few])
 
 
-def card(result: StudyResult, best_ms: Sequence[float] = ()) -> Card:
+def card(result: StudyResult, best_ms: Sequence[float] = (), spent_s: Sequence[float] = ()) -> Card:
     """The card of a study that has ended.
 
     Args:
         result: how it ended.
         best_ms: best median known after the first, second, ... measured candidate.
+        spent_s: GPU seconds spent until then.
     """
     won = result.winner is not None and result.status is Status.WINNER
     params = {f"problem.{name}": str(value) for name, value in result.study.variables.items()}
@@ -66,16 +75,19 @@ def card(result: StudyResult, best_ms: Sequence[float] = ()) -> Card:
     if result.winner is not None and won:
         params.update({name: str(value) for name, value in result.winner.config.flat.items()})
         curve["best_time_us"] = tuple(ms * 1e3 for ms in best_ms if math.isfinite(ms))
+        if result.source == "measured":  # A replay spends nothing.
+            curve[SPENT] = tuple(seconds for seconds in spent_s if math.isfinite(seconds))
     return Card(
         key=result.study.key,
         # The experiment bears the workload's name; MLflow cuts names after a few letters, so they start with news.
         name=result.study.label.removeprefix(f"{result.study.workload} "),
         status="FAILED" if result.status is Status.NO_WINNER else "FINISHED",
         params={name: value[:MAX_TEXT] for name, value in params.items()},
-        metrics={name: _short(v) for name, v in _metrics(result).items() if v is not None and math.isfinite(v)},
+        metrics=finite(_metrics(result)),
         curve=curve,
         tags={name: value[:MAX_TEXT] for name, value in _tags(result).items()},
         table=_table(result),
+        finalists=finalists(result),
     )
 
 
@@ -84,12 +96,10 @@ def _metrics(result: StudyResult) -> dict[str, float | None]:
     metrics: dict[str, float | None] = {}
     winner = result.winner
     if winner is not None and result.status is Status.WINNER:
-        rates = result.rate(winner.median_ms)
         metrics = {
             "time_us": winner.median_ms * 1e3,
             "gain": winner.gain,
-            "bandwidth_tbps": rates.get("tbps"),
-            "tflops": rates.get("tflops"),
+            **rates(result, winner.median_ms),
             "default_time_us": _us(winner.default_ms),
             "reference_time_us": _us(result.reference_ms),
             "margin": winner.margin,
@@ -110,11 +120,6 @@ def _metrics(result: StudyResult) -> dict[str, float | None]:
     if result.source != "replayed":  # A replay holds no GPU.
         metrics |= {"gpu_busy_s": result.busy_s, "gpu_held_s": result.held_s}
     return metrics
-
-
-def _short(value: float) -> float:
-    # Six digits are more than any timer gives, and as many as a person reads.
-    return float(f"{value:.6g}")
 
 
 def _us(ms: float | None) -> float | None:
@@ -151,14 +156,14 @@ def describe_study(result: StudyResult) -> str:
         }.get(result.status, f"none of {candidates} can be used, so nothing is exported")
         sentence = f"{study.label}: {ending}" + (f": {result.reason}" if result.reason else "")
     else:
-        rates = result.rate(winner.median_ms)
+        speeds = result.rate(winner.median_ms)
         parts = [f"{winner.config} takes {winner.median_ms * 1e3:.4g} us"]
         if winner.gain is not None and winner.default_ms is not None:
             parts.append(f"{winner.gain:.3g} times as fast as the default ({winner.default_ms * 1e3:.4g} us)")
         elif failure := result.default_failure:
             parts.append(f"not compared with the default {winner.default}, which fails ({describe(failure)})")
-        parts += [f"{rates['tbps']:.3g} TB/s"] if "tbps" in rates else []
-        parts += [f"{rates['tflops']:.4g} TFLOP/s"] if "tflops" in rates else []
+        parts += [f"{speeds['tbps']:.3g} TB/s"] if "tbps" in speeds else []
+        parts += [f"{speeds['tflops']:.4g} TFLOP/s"] if "tflops" in speeds else []
         effort = f"{result.num_measured} of {candidates} measured"
         sentence = f"{study.label}: {', '.join(parts)}; {effort}; {winner.reason}"
     sources = {

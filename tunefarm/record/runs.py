@@ -1,27 +1,33 @@
-"""A sweep's runs in MLflow: experiment = workload, parent run = sweep, child run = study."""
+"""A sweep's runs in MLflow: experiment = workload, parent run = sweep, child run = study, below it its finalists."""
 
 from __future__ import annotations
 
-import logging
+import itertools
+import json
 import math
-import os
-import re
+import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from tunefarm.errors import InfrastructureError
 from tunefarm.frozen import FrozenMap
+from tunefarm.pack_reader import load_pack
 from tunefarm.record.card import COSTS, MAX_TEXT, Card
+from tunefarm.record.finalists import Finalist
+from tunefarm.record.parquet import write_table
+from tunefarm.record.registry import artifact_folder, register
+from tunefarm.record.store import SERVERS, connect, find_experiment
 
-MAX_BATCH = {"metrics": 1000, "params": 100, "tags": 100}
-"""Entities MLflow takes in one request; more than these are refused as a whole."""
-SERVERS = ("http", "https", "databricks")
-"""Schemes of URIs at which a server is asked; the rest are databases."""
+MAX_BATCH = {"metrics": 800, "params": 100, "tags": 100}
+"""Entities that go into one request: MLflow refuses as a whole one with more than 1000, or 100 of the latter two."""
 
-_REQUEST_S = 20
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +42,7 @@ class Origin:
         command: how the sweep was called.
         toolchain: versions in the driver's process.
         checked: outputs are compared with a reference's.
+        registered_as: the model of MLflow's registry whose candidate its pack becomes; empty for none.
     """
 
     workload: str
@@ -45,13 +52,16 @@ class Origin:
     command: str = ""
     toolchain: FrozenMap[str] = field(default_factory=FrozenMap)
     checked: bool = True
+    registered_as: str = ""
 
 
 class Runs:
-    """The runs of one sweep in MLflow. Single-threaded; every method raises what MLflow raises."""
+    """The runs of one sweep in MLflow. For one thread at a time; every method raises what MLflow raises."""
 
     def __init__(self, uri: str, origin: Origin) -> None:
         self._uri = uri
+        # A server answers a request in some 80 ms and rests for half of them; a database is best left to one.
+        self._num_hands = 4 if uri.split(":", 1)[0] in SERVERS else 1
         self._origin = origin
         self._client: Any = None
         self._experiment = self._parent = ""
@@ -62,8 +72,8 @@ class Runs:
         """Connects, once; finds or makes the experiment and the sweep's run, and learns which studies it has."""
         if self._client is not None:
             return
-        client = _connect(self._uri)
-        self._experiment = _experiment(client, self._origin.workload, self._uri)
+        client = connect(self._uri)
+        self._experiment = find_experiment(client, self._origin.workload, self._uri)
         same = f"tags.`tunefarm.sweep_id` = '{self._origin.sweep_id}' and tags.`tunefarm.kind` = 'sweep'"
         if found := client.search_runs([self._experiment], filter_string=same, max_results=1):
             self._parent = found[0].info.run_id
@@ -71,20 +81,21 @@ class Runs:
         else:
             name = f"{self._origin.experiment} {time.strftime('%Y-%m-%d %H:%M')}"
             self._parent = client.create_run(self._experiment, run_name=name, tags=self._tags()).info.run_id
-        for run in self._studies(client):
+        for run in self._below(client, f"tags.`mlflow.parentRunId` = '{self._parent}'"):
             key = run.data.tags.get("tunefarm.study_key", "")
             self._children[key] = (run.info.run_id, run.data.tags.get("tunefarm.card", ""))
             self._metrics[key] = run.data.metrics
         self._client = client
 
-    def _studies(self, client: Any) -> Iterator[Any]:
-        """The runs under the sweep's."""
-        token, children = None, f"tags.`mlflow.parentRunId` = '{self._parent}'"
+    def _below(self, client: Any, which: str) -> list[Any]:
+        """Runs of the experiment that are not deleted, all of them."""
+        found: list[Any] = []
+        token = None
         while True:
-            page = client.search_runs([self._experiment], filter_string=children, page_token=token)
-            yield from page
+            page = client.search_runs([self._experiment], filter_string=which, page_token=token)
+            found += page
             if not (token := page.token):
-                return
+                return found
 
     def _tags(self) -> dict[str, str]:
         origin = self._origin
@@ -109,32 +120,59 @@ class Runs:
         if seen != page.digest:
             if run_id:
                 # Half-written before a crash, or overtaken by an edited space. Parameters cannot be rewritten.
-                self._client.delete_run(run_id)
+                self._delete(run_id)
             self._children[page.key] = (self._write(page), page.digest)
             self._metrics[page.key] = page.metrics
 
+    def _delete(self, run_id: str) -> None:
+        for run in self._below(self._client, f"tags.`mlflow.parentRunId` = '{run_id}'"):
+            self._client.delete_run(run.info.run_id)
+        self._client.delete_run(run_id)
+
     def _write(self, page: Card) -> str:
-        tags = {
-            "mlflow.parentRunId": self._parent,
-            "mlflow.source.name": "tunefarm",
-            "mlflow.source.type": "JOB",
-            "mlflow.loggedArtifacts": '[{"path": "trials.json", "type": "table"}]',
-            "tunefarm.sweep_id": self._origin.sweep_id,
-            "tunefarm.workload": self._origin.workload,
-            "tunefarm.study_key": page.key,
-        }
+        shown = {"mlflow.loggedArtifacts": '[{"path": "trials.json", "type": "table"}]'}
+        tags = {**self._place(self._parent, page), **shown}
         run_id: str = self._client.create_run(self._experiment, run_name=page.name, tags=tags).info.run_id
         self._children[page.key] = (run_id, "")
         points = [(name, value, 0) for name, value in page.metrics.items()]
         points += [(name, value, step) for name, curve in page.curve.items() for step, value in enumerate(curve, 1)]
         self._log(run_id, points, page.params, page.tags)
-        self._client.log_text(run_id, page.table, "trials.json")
+        self._log_table(run_id, page)
+        side_by_side(partial(self._write_finalist, run_id, page), page.finalists, self._num_hands)
+        # Last: a run without it was not written to its end.
         self._client.set_tag(run_id, "tunefarm.card", page.digest)
         self._client.set_terminated(run_id, page.status)
         return run_id
 
+    def _place(self, parent: str, page: Card) -> dict[str, str]:
+        """Tags that say where a run belongs."""
+        return {
+            "mlflow.parentRunId": parent,
+            "mlflow.source.name": "tunefarm",
+            "mlflow.source.type": "JOB",
+            "tunefarm.sweep_id": self._origin.sweep_id,
+            "tunefarm.workload": self._origin.workload,
+            "tunefarm.study_key": page.key,
+        }
+
+    def _write_finalist(self, study: str, page: Card, finalist: Finalist) -> None:
+        tags = {**self._place(study, page), "tunefarm.study": page.name, **finalist.tags}
+        run = self._client.create_run(self._experiment, run_name=finalist.name, tags=tags)
+        points = [(name, value, 0) for name, value in finalist.metrics.items()]
+        self._log(run.info.run_id, points, finalist.params, {})
+        self._client.set_terminated(run.info.run_id)
+
+    def _log_table(self, run_id: str, page: Card) -> None:
+        """Every candidate, as Parquet for programs, and as JSON because MLflow's UI shows no other."""
+        table = json.loads(page.table)
+        with tempfile.TemporaryDirectory(prefix="tunefarm-") as name:
+            folder = Path(name)
+            (folder / "trials.json").write_text(page.table, encoding="utf-8")
+            write_table(folder / "trials.parquet", table["columns"], table["data"])
+            self._client.log_artifacts(run_id, str(folder))
+
     def _log(
-        self, run_id: str, points: list[tuple[str, float, int]], params: dict[str, str], tags: dict[str, str]
+        self, run_id: str, points: list[tuple[str, float, int]], params: Mapping[str, str], tags: Mapping[str, str]
     ) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
@@ -144,9 +182,19 @@ class Runs:
             "params": [Param(name, value) for name, value in params.items()],
             "tags": [RunTag(name, value) for name, value in tags.items()],
         }
-        for kind, items in entities.items():
-            for batch in batched(items, MAX_BATCH[kind]):
-                self._client.log_batch(run_id, **{kind: batch})
+        batches = [batched(items, MAX_BATCH[kind]) for kind, items in entities.items()]
+        for slices in itertools.zip_longest(*batches, fillvalue=()):
+            self._client.log_batch(run_id, **dict(zip(entities, slices, strict=True)))
+
+    def keep(self, pack: Path) -> None:
+        """Keeps the pack beside the sweep's run and, if that is wanted, makes it the candidate of its model."""
+        self.open()
+        digest = load_pack(pack).digest
+        self._client.log_artifact(self._parent, str(pack), artifact_folder(digest))
+        self._client.set_tag(self._parent, "tunefarm.pack", digest)
+        if self._origin.registered_as:
+            tags = {"tunefarm.sweep_id": self._origin.sweep_id, "tunefarm.experiment": self._origin.experiment}
+            register(self._client, self._origin.registered_as, pack, self._client.get_run(self._parent), tags)
 
     def close(self, status: str) -> None:
         """Writes the sweep's totals and ends its run."""
@@ -160,72 +208,45 @@ class Runs:
         self._log(self._parent, points, {}, {})
         if status == "FINISHED":
             # A request whose answer was lost, or a driver that was taken over, may have left a run that nobody knows.
-            known = {run_id for run_id, _ in self._children.values()}
-            for run_id in [run.info.run_id for run in self._studies(self._client)]:
-                if run_id not in known:
-                    self._client.delete_run(run_id)
+            known = {run_id for run_id, _ in self._children.values()} | {self._parent}
+            for run in self._below(self._client, f"tags.`tunefarm.sweep_id` = '{self._origin.sweep_id}'"):
+                mine = run.info.run_id in known or run.data.tags.get("tunefarm.kind") == "finalist"
+                if not mine or run.data.tags.get("mlflow.parentRunId", self._parent) not in known:
+                    self._client.delete_run(run.info.run_id)
         self._client.set_terminated(self._parent, status)
+
+
+def side_by_side(act: Callable[[T], None], items: Sequence[T], num: int) -> None:
+    """Does the same to all items, several at a time, until one fails; raises what it raised.
+
+    Args:
+        act: what is to be done to one.
+        items: to whom.
+        num: threads. Nobody waits for them where a process ends in the middle of it.
+    """
+    left, errors = deque(items), deque[Exception]()
+
+    def work() -> None:
+        while left and not errors:
+            try:
+                item = left.popleft()
+            except IndexError:  # another took the last one
+                return
+            try:
+                act(item)
+            except Exception as e:  # raised below, in the thread that asked
+                errors.append(e)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(num, len(items)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def batched(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     """Slices of `items`, each of at most `size`."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
-
-
-def _connect(uri: str) -> Any:
-    # Set, not read: nothing leaves a sweep, and its terminal belongs to the CLI.
-    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
-    # Its own patience is minutes for each request, and a request made again may leave a second run: a study that could
-    # not be written is written anew, as a whole.
-    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
-    os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(_REQUEST_S)
-    from mlflow import MlflowClient
-
-    for noisy in ("mlflow", "alembic", "urllib3"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
-    if path := _sqlite_path(uri):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
-
-
-def _sqlite_path(uri: str) -> Path | None:
-    scheme, _, path = uri.partition(":///")
-    return Path(path) if scheme.startswith("sqlite") and path else None
-
-
-_KIND = {"mlflow.experimentKind": "custom_model_development"}
-"""Lets MLflow's UI open on runs and charts; without it a new experiment opens as one of language models."""
-
-
-def _experiment(client: Any, name: str, uri: str) -> str:
-    """The id of an MLflow experiment, made if there is none."""
-    from mlflow.exceptions import MlflowException
-
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        try:
-            return str(client.create_experiment(name, artifact_location=_artifacts(name, uri), tags=_KIND))
-        except MlflowException:
-            # Another sweep made it in the meantime; anything else is raised below.
-            found = client.get_experiment_by_name(name)
-            if found is None:
-                raise
-    if found.lifecycle_stage == "deleted":
-        raise InfrastructureError(
-            f"experiment {name!r} was deleted there",
-            hint=f"`mlflow experiments restore --experiment-id {found.experiment_id}`, or rename the workload",
-        )
-    return str(found.experiment_id)
-
-
-def _artifacts(name: str, uri: str) -> str | None:
-    """Where artifacts go: beside a database; a server knows itself.
-
-    MLflow's own default, `./mlruns`, would later be taken for a folder of runs, which it refuses to read.
-    """
-    if uri.split(":", 1)[0] in SERVERS:
-        return None
-    folder = (_sqlite_path(uri) or Path("mlflow.db")).parent / "mlartifacts"
-    return (folder / re.sub(r"[^\w.-]", "_", name)).resolve().as_uri()

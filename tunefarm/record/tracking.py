@@ -17,12 +17,14 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from tunefarm.address import public, sqlite_fault
 from tunefarm.errors import InfrastructureError, SpecError
 from tunefarm.record.card import Card, card
-from tunefarm.record.runs import SERVERS, Runs
 from tunefarm.record.runs import Origin as Origin
+from tunefarm.record.runs import Runs
+from tunefarm.record.store import SERVERS
 from tunefarm.seams import NullTracker, Tracker
 from tunefarm.study import StudyResult
 
@@ -107,6 +109,7 @@ class MlflowTracker:
         self._left: dict[str, str] = {}
         self._error = ""
         self._status, self._give_up_s = "FINISHED", math.inf
+        self._pack: Path | None = None
         self._thread = threading.Thread(target=self._write, name="tunefarm-tracking", daemon=True)
 
     @property
@@ -118,15 +121,17 @@ class MlflowTracker:
         """Starts the writing thread; MLflow is imported and its database set up there."""
         self._thread.start()
 
-    def study(self, result: StudyResult, best_ms: Sequence[float] = ()) -> None:
+    def study(self, result: StudyResult, best_ms: Sequence[float] = (), spent_s: Sequence[float] = ()) -> None:
         """Hands a study to the writing thread."""
-        page = card(result, best_ms)
+        page = card(result, best_ms, spent_s)
         self._left[page.key] = page.name
         self._queue.put(page)
 
-    def close(self, *, status: str = "FINISHED", timeout_s: float = 60.0) -> list[str]:
+    def close(self, *, status: str = "FINISHED", timeout_s: float = 60.0, pack: Path | None = None) -> list[str]:
         """Waits for the writing thread, at most `timeout_s` seconds."""
-        self._status, self._give_up_s = status, time.monotonic() + timeout_s
+        self._status, self._give_up_s, self._pack = status, time.monotonic() + timeout_s, pack
+        if pack is not None:
+            self._left[str(pack)] = f"pack {pack}"
         self._queue.put(None)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
@@ -150,10 +155,22 @@ class MlflowTracker:
         """One more attempt for each that failed; False if another may help, because the server does not listen."""
         waits = self._is_away() and time.monotonic() < self._give_up_s
         failed[:] = [page for page in failed if not self._put(page)]
-        done = not failed and (not self._status or self._attempt(lambda: self._mirror.close(self._status)))
+        done = (
+            self._keep()
+            and not failed
+            and (not self._status or self._attempt(lambda: self._mirror.close(self._status)))
+        )
         if done:
             self._error = ""
         return done or not waits
+
+    def _keep(self) -> bool:
+        pack = self._pack
+        if pack is not None and str(pack) in self._left:
+            if not self._attempt(lambda: self._mirror.keep(pack)):
+                return False
+            self._left.pop(str(pack))
+        return True
 
     def _is_away(self) -> bool:
         try:

@@ -7,12 +7,13 @@ from pathlib import Path
 from tunefarm.errors import UserError
 
 
-def fetch(uri: str, folder: Path) -> Path:
+def fetch(uri: str, folder: Path, registry: str = "") -> Path:
     """Downloads the pack of a model version.
 
     Args:
-        uri: `models:/NAME@ALIAS` or `models:/NAME/VERSION`, of the registry that MLflow is set up with.
+        uri: `models:/NAME@ALIAS` or `models:/NAME/VERSION`.
         folder: where to put it.
+        registry: tracking URI of the registry; empty for the one that MLflow is set up with.
 
     Returns:
         The folder that then holds the pack.
@@ -25,7 +26,26 @@ def fetch(uri: str, folder: Path) -> Path:
     except ModuleNotFoundError:
         raise UserError(f"{uri}: mlflow is not installed", hint="pip install mlflow-skinny") from None
     try:
-        return Path(mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=str(folder)))
+        source = _find(uri, registry) if registry else uri
+        return Path(
+            mlflow.artifacts.download_artifacts(
+                artifact_uri=source, dst_path=str(folder), tracking_uri=registry or None
+            )
+        )
     except (mlflow.exceptions.MlflowException, OSError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{uri}: {first}", hint="is MLFLOW_TRACKING_URI set, and the version there?") from None
+
+
+def _find(uri: str, registry: str) -> str:
+    """Where the artifacts of a model version are. MLflow itself looks into its own registry, whatever it is told."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=registry, registry_uri=registry)
+    model = uri.partition(":")[2].lstrip("/")
+    name, at, alias = model.rpartition("@")
+    if at:
+        version = client.get_model_version_by_alias(name, alias).version
+    else:
+        name, _, version = model.rpartition("/")
+    return str(client.get_model_version_download_uri(name, version))

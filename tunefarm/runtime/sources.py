@@ -33,14 +33,14 @@ class Found:
     damaged: tuple[PackError, ...] = ()
 
 
-def find_packs(source: str | Path | Pack, *, thoroughly: bool = False) -> Found:
+def find_packs(source: str | Path | Pack, *, thoroughly: bool = False, registry: str = "") -> Found:
     """Reads the packs of a source; damaged ones are told, not raised.
 
     Args:
         source: a pack; the path of one, or of a folder whose `*.json` are packs; `pkg:PACKAGE[/PATH]` for either among
             a package's data; `models:/NAME@ALIAS` or `models:/NAME/VERSION` for one in MLflow's registry.
-
         thoroughly: look into every row now, not when a kernel asks for it.
+        registry: tracking URI of MLflow's registry; empty for the one that MLflow is set up with.
 
     Raises:
         PackError: nothing is there, or two packs of a folder hold a table for one kernel, device and key.
@@ -52,7 +52,7 @@ def find_packs(source: str | Path | Pack, *, thoroughly: bool = False) -> Found:
     if source == "":  # a path of this text is the working folder
         raise PackError("the source has no name", hint="name a pack, or a folder of packs")
     label, read = str(source), load_pack if thoroughly else open_pack
-    with _place(label) as place:
+    with _place(label, registry) as place:
         files = _files(place, label)
         packs: list[tuple[str, Pack]] = []
         damaged: list[PackError] = []
@@ -79,7 +79,7 @@ def _files(place: Path, label: str) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _place(source: str) -> Iterator[Path]:
+def _place(source: str, registry: str) -> Iterator[Path]:
     """The file or folder that a source names, there for as long as the context lasts."""
     if source.startswith(PACKAGE):
         name, _, inside = source.removeprefix(PACKAGE).partition("/")
@@ -100,7 +100,7 @@ def _place(source: str) -> Iterator[Path]:
         from tunefarm.runtime.registry import fetch
 
         with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
-            yield fetch(source, Path(folder))
+            yield fetch(source, Path(folder), registry)
     else:
         yield Path(source)
 

@@ -15,6 +15,7 @@ from tunefarm.errors import SpecError
 from tunefarm.frozen import FrozenMap
 from tunefarm.spec.constraint import FACTS, FUNCTIONS, Expression
 from tunefarm.spec.grammar import (
+    BOOLEAN,
     NAME,
     SCALAR,
     Key,
@@ -159,6 +160,9 @@ class Tracking:
 
     uri: Annotated[str, Key(text(), "MLflow tracking URI")] = ""
     experiment: Annotated[str, Key(text(), "name of the MLflow experiment")] = ""
+    register: Annotated[
+        bool, Key(BOOLEAN, "make the exported pack the candidate of tunefarm.<workload> in MLflow's registry")
+    ] = False
     optuna_storage: Annotated[
         str, Key(text(), "Optuna storage that mirrors the studies: journal:FILE, sqlite:///FILE or a database's URL")
     ] = ""
