@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunefarm.cli.terminal import console, time_text
+from tunefarm.cli.tables import time_text
+from tunefarm.cli.terminal import console
 from tunefarm.config import counted
 from tunefarm.errors import UserError
 from tunefarm.pack import Pack
