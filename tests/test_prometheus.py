@@ -93,7 +93,7 @@ def test_every_panel_of_a_sweep_that_is_scraped_has_data(tmp_path: Path) -> None
 
     Its times are replayed; what other exporters say is made up.
     """
-    space = {**farm.LARGE, "MARK": list(range(10))}
+    space = {**farm.LARGE, "MARK": list(range(40))}
     write_landscape(write_experiment(tmp_path, problems=farm.THREE, space=space))
     port, other = free_port(), MetricsServer("127.0.0.1", 0)
     other.show(elsewhere())

@@ -127,7 +127,7 @@ SECTIONS = (
     Section(
         title="tracking", cls=Tracking, intro="",
         examples={
-            "uri": "uri: sqlite:///mlflow.db", "experiment": "experiment: kernels/softmax",
+            "uri": "uri: sqlite:///mlflow.db", "experiment": "experiment: kernels/softmax", "register": "register: on",
             "optuna_storage": "optuna_storage: journal:optuna.log",
         },
     ),
