@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -12,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import mlflow_server
 import optuna
 import pytest
 from mirrored import NAME, OWNER, STUDY, lives, mirror, opened, shown, trials
@@ -223,30 +222,9 @@ def test_optunas_own_database_is_welcome_again_and_so_is_a_damaged_one_until_it_
 
 
 @pytest.fixture
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server of our own, on a socket in a temporary folder."""
-    pytest.importorskip("psycopg", reason="Postgres: the driver psycopg is not installed")
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    initdb = shutil.which("initdb") or (str(found[-1]) if found else None)
-    if initdb is None:
-        pytest.skip("Postgres: no server is installed")
-    folder = tmp_path_factory.mktemp("pg")
-    user = {}
-    if os.getuid() == 0:  # a server refuses to be root's
-        user = {"user": "nobody"}
-        shutil.chown(folder, "nobody")
-        for parent in folder.parents[:3]:
-            parent.chmod(0o755)
-    pg_ctl = str(Path(initdb).with_name("pg_ctl"))
-    data = str(folder / "data")
-    quiet: dict[str, Any] = {"check": True, "stdout": subprocess.DEVNULL, "cwd": folder, **user}
-    subprocess.run([initdb, "-D", data, "-U", "me", "-A", "trust", "-N"], **quiet)
-    options = f"-k {folder} -c listen_addresses='' -c fsync=off"
-    subprocess.run([pg_ctl, "-D", data, "-l", str(folder / "log"), "-w", "-o", options, "start"], **quiet)
-    try:
-        yield f"postgresql+psycopg://me:hunter2@/postgres?host={folder}"
-    finally:
-        subprocess.run([pg_ctl, "-D", data, "-m", "immediate", "stop"], **quiet)
+def postgres() -> Iterator[str]:
+    with mlflow_server.postgres() as uri:
+        yield uri.replace("me@", "me:hunter2@")
 
 
 def test_postgres_is_a_storage_like_any_other(postgres: str) -> None:

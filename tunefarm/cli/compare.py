@@ -17,11 +17,11 @@ from tunefarm.errors import UserError
 from tunefarm.pack import Pack
 from tunefarm.pack_compare import Compared, ComparedTables, Standing, count
 from tunefarm.pack_compare import compare as compare_packs
+from tunefarm.record.scan import LEDGER
 
 if TYPE_CHECKING:
     from rich.table import Table as Grid
 
-LEDGER = "ledger.jsonl"
 _SOURCE = "A pack, a folder of packs, `pkg:PACKAGE`, `models:/NAME@ALIAS`, or a sweep's folder: the pack it exported."
 
 RegistryUri = Annotated[

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tunefarm.cli.opening import MeterKind
 from tunefarm.document import file_stem
 from tunefarm.errors import UserError
+from tunefarm.record.scan import LEDGER
 from tunefarm.shards import WHOLE, Shard
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def take_part(
 
 def ledger_file(sweeps: Path, spec: Experiment, shard: Shard) -> Path:
     """Where a sweep, or its shard, is recorded."""
-    return shard.beside(sweeps / file_stem(spec.name)) / "ledger.jsonl"
+    return shard.beside(sweeps / file_stem(spec.name)) / LEDGER
 
 
 def plan_order(order: Order, live: Sequence[Device], *, complete: bool) -> list[PlannedStudy]:

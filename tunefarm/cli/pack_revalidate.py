@@ -18,6 +18,7 @@ from tunefarm.document import write_atomic
 from tunefarm.errors import UserError
 from tunefarm.pack import Pack, dumps, plain
 from tunefarm.pack_reader import load_pack
+from tunefarm.record.scan import LEDGER
 
 if TYPE_CHECKING:
     from tunefarm.pasts import Story
@@ -120,7 +121,7 @@ def _stories(sweep: Path | None, experiments: Sequence[Resolved]) -> list[Story]
         return []
     from tunefarm.pasts import read_stories
 
-    ledger = sweep / "ledger.jsonl"
+    ledger = sweep / LEDGER
     if not ledger.exists():
         raise UserError("holds no ledger.jsonl", file=str(sweep), hint="--sweep takes a folder such as sweeps/softmax")
     kernels = dict.fromkeys(each.workload.signature.kernel for each in experiments)

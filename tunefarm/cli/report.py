@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from tunefarm.record.scan import LEDGER
+
 
 def report(
     sweep: Annotated[
@@ -71,7 +73,7 @@ def find_ledger(name: str, sweeps: Path) -> Path:
     given = Path(name)
     if given.is_file():
         return given
-    places = [given / "ledger.jsonl"] + ([sweeps / file_stem(name) / "ledger.jsonl"] if given.name == name else [])
+    places = [given / LEDGER] + ([sweeps / file_stem(name) / LEDGER] if given.name == name else [])
     for place in places:
         if place.is_file():
             return place

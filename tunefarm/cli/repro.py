@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from tunefarm.record.scan import LEDGER
+
 
 def repro(
     sweep: Annotated[Path, typer.Argument(help="Folder of a sweep, or its ledger.", show_default=False)],
@@ -32,7 +34,7 @@ def repro(
     from tunefarm.record.ledger import read_events
     from tunefarm.repro import MARK, choose_study, choose_trial, script, tell, trials
 
-    ledger = sweep / "ledger.jsonl" if sweep.is_dir() else sweep
+    ledger = sweep / LEDGER if sweep.is_dir() else sweep
     if not ledger.exists():
         raise UserError("no such file", file=str(ledger), hint="name the folder of a sweep, such as sweeps/softmax")
     events = list(read_events(ledger))

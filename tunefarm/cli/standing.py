@@ -14,11 +14,10 @@ import typer
 from tunefarm.cli.tables import time_text
 from tunefarm.config import Config, counted
 from tunefarm.errors import LedgerError
+from tunefarm.record.scan import LEDGER
 
 if TYPE_CHECKING:
     from tunefarm.record.survey import Survey, SurveyedStudy
-
-LEDGER = "ledger.jsonl"
 
 
 def find_ledger(name: str) -> Path | None:

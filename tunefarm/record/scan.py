@@ -11,6 +11,8 @@ from tunefarm.document import parse_json
 from tunefarm.errors import DocumentError, LedgerError
 
 FORMAT, VERSION = "tunefarm-ledger", 1
+LEDGER = "ledger.jsonl"
+"""Its name in the folder of a sweep."""
 _LINE_START = b'{"at_s":'
 
 
