@@ -82,8 +82,8 @@ def transformer() -> Case:
 
 
 def norms() -> Case:
-    """A norm-heavy function: 32768 rows of 2048 and of 4096."""
-    return _module(Norms(2048)), (_leaf(32768, 2048), _leaf(32768, 2048))
+    """A norm-heavy function: 65536 rows of 2048 and of 4096."""
+    return _module(Norms(2048)), (_leaf(65536, 2048), _leaf(65536, 2048))
 
 
 CASES = {"mlp": mlp, "transformer": transformer, "norms": norms}
