@@ -131,7 +131,6 @@ HOUSE = """
     record.style
     record.page
     record.markdown
-    record.survey
     record.finalists
     record.card
     record.parquet          pyarrow
@@ -216,6 +215,7 @@ HOUSE = """
     cli.deadline
     cli.packages
     cli.tables              rich
+    cli.ledgers
     cli.live
     cli.bars                rich*
     cli.terminal            rich

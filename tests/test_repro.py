@@ -76,7 +76,7 @@ def test_a_trial_that_did_not_compile_shows_why(folder: Path, store: Path, warm:
      (("sweeps/fill", "BLOCK=7", *STUDY), "and 8 more; and `winner`"),
      (("sweeps/fill", "0", *STUDY[:4]), "has 2 studies that may be meant (name one with --study: 'fill sm_90 1000"),
      (("sweeps/fill", "0", *STUDY[:5], "fill"), "has no study 'fill'"),
-     (("sweeps/none", "0", *STUDY), "sweeps/none: no such file (name the folder of a sweep"),
+     (("sweeps/none", "0", *STUDY), "sweeps/none: no such sweep (sweeps has fill)"),
      (("kernels.py", "0", *STUDY), "kernels.py: tells of no study (name the folder of a sweep"),
      (("sweeps/fill", "0", *STUDY[:2], "-o", "kernels.py", *STUDY[4:]), "kernels.py: is there, and something else")],
 )  # fmt: skip

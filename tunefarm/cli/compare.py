@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunefarm.cli.tables import time_text
+from tunefarm.cli.ledgers import look_up
+from tunefarm.cli.tables import print_table, time_text
 from tunefarm.cli.terminal import console
 from tunefarm.config import counted
 from tunefarm.errors import UserError
 from tunefarm.pack import Pack
 from tunefarm.pack_compare import Compared, ComparedTables, Standing, count
 from tunefarm.pack_compare import compare as compare_packs
-from tunefarm.record.scan import LEDGER
 
 if TYPE_CHECKING:
     from rich.table import Table as Grid
@@ -76,8 +76,8 @@ def open_source(source: str, registry: str) -> Pack:
     from tunefarm.runtime.sources import find_packs
 
     os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"  # a pack is a small file, and the terminal is ours
-    ledger = Path(source) / LEDGER
-    found = find_packs(_exported(ledger) if ledger.is_file() else source, thoroughly=True, registry=registry)
+    ledger = look_up(source) if Path(source).is_dir() else None
+    found = find_packs(_exported(ledger) if ledger else source, thoroughly=True, registry=registry)
     if found.damaged:
         raise found.damaged[0]
     assert found.pack is not None, "a source of which nothing is damaged holds a pack"
@@ -113,7 +113,7 @@ def print_compared(tables: Sequence[ComparedTables]) -> None:
                     ("source_hash", "provenance.toolchain", "provenance.timer", "provenance.sou")
                 ):
                     out.print(f"  {change.name}: {change.old} -> {change.new}", markup=False)
-            out.print(_grid(table.rows))
+            print_table(out, _grid(table.rows))
 
 
 def _grid(rows: Sequence[Compared]) -> Grid:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tunefarm.record.scan import LEDGER
+from tunefarm.cli.ledgers import SWEEPS, find_ledger
 
 
 def report(
@@ -29,7 +29,7 @@ def report(
             help="Write it as Markdown too, or only, to this file, or `-` for the terminal.", show_default=False
         ),
     ] = "",
-    sweeps: Annotated[Path, typer.Option(help="Folder in which experiments are looked for by name.")] = Path("sweeps"),
+    sweeps: Annotated[Path, typer.Option(help="Folder in which experiments are looked for by name.")] = SWEEPS,
 ) -> None:
     """Write what came of sweeps: winners, gains, how sure, what was pruned, failures. Needs ledgers and nothing else.
 
@@ -59,24 +59,3 @@ def report(
     elif markdown:
         write_atomic(Path(markdown), text.markdown(told).encode())
         typer.echo(f"{markdown}: {told.title}, {told.badge}")
-
-
-def find_ledger(name: str, sweeps: Path) -> Path:
-    """The ledger that somebody means by its file, by the folder of a sweep, or by the name of an experiment.
-
-    Raises:
-        UserError: there is none.
-    """
-    from tunefarm.document import file_stem
-    from tunefarm.errors import UserError
-
-    given = Path(name)
-    if given.is_file():
-        return given
-    places = [given / LEDGER] + ([sweeps / file_stem(name) / LEDGER] if given.name == name else [])
-    for place in places:
-        if place.is_file():
-            return place
-    known = sorted(path.parent.name for path in sweeps.glob("*/ledger.jsonl"))
-    hint = f"{sweeps} has {', '.join(known[:12])}" if known else f"there is no ledger in {sweeps}; sweep first"
-    raise UserError("no such sweep", file=name, hint=hint)

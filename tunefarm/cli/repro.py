@@ -7,17 +7,20 @@ from typing import Annotated
 
 import typer
 
-from tunefarm.record.scan import LEDGER
+from tunefarm.cli.ledgers import SWEEPS, find_ledger
 
 
 def repro(
-    sweep: Annotated[Path, typer.Argument(help="Folder of a sweep, or its ledger.", show_default=False)],
+    sweep: Annotated[
+        str, typer.Argument(help="A ledger, folder of a sweep, or name of an experiment swept.", show_default=False)
+    ],
     trial: Annotated[str, typer.Argument(help="Number, config text, or `winner`.", show_default=False)],
     experiment: Annotated[
         Path, typer.Option("--experiment", "-e", help="The experiment that was swept.", show_default=False)
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Script to write.", show_default=False)],
     study: Annotated[str, typer.Option(help="Its study, where the sweep has several.")] = "",
+    sweeps: Annotated[Path, typer.Option(help="Folder in which experiments are looked for by name.")] = SWEEPS,
 ) -> None:
     """Write a Python script that builds, launches, checks and times one TRIAL: torch, Triton and your file is all.
 
@@ -34,9 +37,7 @@ def repro(
     from tunefarm.record.ledger import read_events
     from tunefarm.repro import MARK, choose_study, choose_trial, script, tell, trials
 
-    ledger = sweep / LEDGER if sweep.is_dir() else sweep
-    if not ledger.exists():
-        raise UserError("no such file", file=str(ledger), hint="name the folder of a sweep, such as sweeps/softmax")
+    ledger = find_ledger(sweep, sweeps)
     events = list(read_events(ledger))
     told = tell(events)
     key = choose_study(told, study, str(ledger))

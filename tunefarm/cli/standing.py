@@ -12,55 +12,47 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tunefarm.cli.tables import time_text
-from tunefarm.config import Config, counted
-from tunefarm.errors import LedgerError
-from tunefarm.record.scan import LEDGER
+from tunefarm.config import counted
+from tunefarm.record.account import Fate
+from tunefarm.trial import to_json
 
 if TYPE_CHECKING:
-    from tunefarm.record.survey import Survey, SurveyedStudy
-
-
-def find_ledger(name: str) -> Path | None:
-    """The ledger that a name means: a file, a sweep's folder, or none, and then it is a name on a cluster."""
-    path = Path(name)
-    ledger = path if path.name == LEDGER or path.is_file() else path / LEDGER
-    return ledger if ledger.exists() or "/" in name else None  # names on a cluster have no slash
+    from tunefarm.record.account import Account, StudyAccount
 
 
 def show_standing(path: Path, *, as_json: bool) -> None:
     """Prints how the sweep of a ledger stands.
 
     Raises:
-        LedgerError: the file is missing, or no ledger.
+        LedgerError: the file is unreadable, or no ledger.
     """
-    from tunefarm.record.ledger import read_events
-    from tunefarm.record.survey import survey
+    from tunefarm.record.reading import read_account
 
-    found = survey(read_events(path))
-    if not found.drivers:
-        raise LedgerError("no driver has begun it", file=str(path), hint="name the folder of a sweep")
-    driver = _driver(found)
+    found = read_account(path)
+    driver, packs = _driver(found), list(dict.fromkeys(pack for pack, _ in found.exports))
     if as_json:
-        studies = [_json(study) for study in found.studies.values()]
-        told = {"experiment": found.experiment, "driver": driver, "at_s": found.at_s, "packs": found.packs}
+        studies = [_json(study) for study in found.competitions]
+        told = {"experiment": found.experiment, "driver": driver, "at_s": found.ended_s, "packs": packs}
         typer.echo(json.dumps({**told, "studies": studies}, indent=1))
         return
-    typer.echo(f"sweep    {found.experiment}: {driver}; last word {_ago(time.time() - found.at_s)} ago")
-    for study in found.studies.values():
+    typer.echo(f"sweep    {found.experiment}: {driver}; last word {_ago(time.time() - found.ended_s)} ago")
+    for study in found.competitions:
         typer.echo(_line(study))
-    done = sum(study.status != "open" for study in found.studies.values())
-    typer.echo(f"in all   {done} of {counted(len(found.studies), 'study', 'studies')}")
-    for pack in found.packs:
+    done = sum(study.is_over for study in found.competitions)
+    typer.echo(f"in all   {done} of {counted(len(found.competitions), 'study', 'studies')}")
+    for pack in packs:
         typer.echo(f"pack     {pack}")
 
 
-def _driver(found: Survey) -> str:
+def _driver(found: Account) -> str:
     if found.host != socket.gethostname():
         return f"driver on {found.host}"
-    return "running" if _is_alive(found.pid) else "ended" if found.packs else "not running"
+    return "running" if _is_alive(found.pid) else "ended" if found.is_over else "not running"
 
 
 def _is_alive(pid: int) -> bool:
+    if pid <= 0:  # signals go to groups there
+        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -70,24 +62,29 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _line(study: SurveyedStudy) -> str:
+def _line(study: StudyAccount) -> str:
     verb = "replayed" if study.source == "replayed" else "measured"
-    parts = [f"{study.label}: {study.stage}", f"{len(study.measured)} of {study.candidates} {verb}"]
-    parts += [f"{len(study.failed)} failed"] if study.failed else []
+    parts = [f"{study.label}: {study.stage}", f"{_num_measured(study)} of {study.num_candidates} {verb}"]
+    num_failed = study.count(Fate.FAILED)
+    parts += [f"{num_failed} failed"] if num_failed else []
     if study.winner:
-        gain = study.winner["gain"]
-        times = f" {gain:.2f}x default" if gain is not None else ""
-        parts.append(f"best {Config.from_json(study.winner['config'])} {time_text(study.best_ms)}{times}")
+        gain = f" {study.winner.gain:.2f}x default" if study.winner.gain is not None else ""
+        parts.append(f"best {study.winner.config} {time_text(study.best_ms)}{gain}")
     elif study.best_ms is not None:
         parts.append(f"best {time_text(study.best_ms)}")
     return ", ".join(parts) + (f": {study.reason}" if study.reason else "")
 
 
-def _json(study: SurveyedStudy) -> dict[str, Any]:
+def _num_measured(study: StudyAccount) -> int:
+    return sum(bool(entry.measurements) for entry in study.candidates)
+
+
+def _json(study: StudyAccount) -> dict[str, Any]:
     return {
-        "study": study.label, "status": study.status, "candidates": study.candidates, "measured": len(study.measured),
-        "failed": len(study.failed), "rung": study.rung, "best_ms": study.best_ms, "source": study.source,
-        "winner": study.winner or None, "reason": study.reason,
+        "study": study.label, "status": study.status, "candidates": study.num_candidates,
+        "measured": _num_measured(study), "failed": study.count(Fate.FAILED), "rung": study.rung,
+        "best_ms": study.best_ms, "source": study.source,
+        "winner": to_json(study.winner) if study.winner else None, "reason": study.reason,
     }  # fmt: skip
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunefarm.cli.standing import find_ledger, show_standing
+from tunefarm.cli.ledgers import find_ledger, look_up
+from tunefarm.cli.standing import show_standing
 from tunefarm.errors import InfrastructureError, UserError
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ def status(
 
     Example: tunefarm status kernels--softmax; tunefarm status sweeps/softmax
     """
-    if ledger := find_ledger(name):
+    # Names on a cluster have no slash.
+    if ledger := find_ledger(name) if "/" in name else look_up(name):
         show_standing(ledger, as_json=as_json)
         return
     jobs = _jobs(_cluster(name, namespace, context), name)

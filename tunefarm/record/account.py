@@ -16,6 +16,9 @@ from tunefarm.study import Left
 from tunefarm.trial import FAILURES, Build, Failure, Measurement, Outcome, Winner, median_interval
 
 _LIBRARY = LIBRARY.key
+UNFINISHED = "unfinished"
+"""Status of a study of which more is to come."""
+
 _PAIR = re.compile(r"(\w+)=(.*?)(?= \w+=|$)")
 
 
@@ -146,6 +149,7 @@ class StudyAccount:
             `unfinished`.
         reason: for people: why there is no winner.
         meter: `gpu`, `replay`, or empty for none.
+        rung: the last on which a config was answered for; -1 before any.
         num_candidates: legal points of the space.
         num_points: points of the space.
         removed: points that each rule removed.
@@ -173,6 +177,7 @@ class StudyAccount:
     status: str
     reason: str = ""
     meter: str = ""
+    rung: int = -1
     num_candidates: int = 0
     num_points: int = 0
     removed: FrozenMap[int] = field(default_factory=FrozenMap)
@@ -205,6 +210,18 @@ class StudyAccount:
         """Those whose time counts, fastest first."""
         found = [(entry.median_ms, entry.config, entry) for entry in self.entries if entry.is_timed]
         return [entry for _, _, entry in sorted(found, key=lambda each: (each[0] or 0.0, each[1]))]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to come of it."""
+        return self.status != UNFINISHED
+
+    @property
+    def stage(self) -> str:
+        """Where it is, for people."""
+        if self.is_over:
+            return self.status.replace("_", " ")
+        return "finals" if self.finals else "waiting" if self.rung < 0 else f"rung {self.rung}"
 
     @property
     def best_ms(self) -> float | None:
@@ -305,6 +322,7 @@ class Account:
         experiment: its name.
         sweep_id: of the sweep.
         host: of the last driver.
+        pid: likewise.
         num_drivers: that have opened the ledger.
         began_s: when the first event was written, in unix seconds.
         ended_s: when the last was.
@@ -320,6 +338,7 @@ class Account:
     experiment: str
     sweep_id: str
     host: str = ""
+    pid: int = 0
     num_drivers: int = 0
     began_s: float = 0.0
     ended_s: float = 0.0
@@ -334,6 +353,11 @@ class Account:
     def competitions(self) -> list[StudyAccount]:
         """The studies that look for a winner."""
         return [study for study in self.studies if study.status != "probed"]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it began and nothing more is to come of it."""
+        return bool(self.studies) and all(study.is_over for study in self.competitions)
 
     @property
     def sources(self) -> list[str]:

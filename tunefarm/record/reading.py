@@ -11,7 +11,7 @@ from tunefarm.config import LIBRARY
 from tunefarm.device import Device
 from tunefarm.errors import LedgerError, TunefarmError
 from tunefarm.frozen import FrozenMap
-from tunefarm.record.account import Account, Entry, Fate, Group, StudyAccount
+from tunefarm.record.account import UNFINISHED, Account, Entry, Fate, Group, StudyAccount
 from tunefarm.record.memo import SITTINGS, current
 from tunefarm.record.scan import VERSION, Scan
 from tunefarm.study import Left
@@ -52,6 +52,7 @@ def read_account(path: Path) -> Account:
         raise LedgerError(message, file=str(path), hint="update tunefarm")
     identity = first.opening.get("identity")
     identity = identity if isinstance(identity, dict) else {}
+    pid = first.opening.get("pid", 0)
     teller = _Teller()
     num_used = 0
     for event in current(Scan(path), identity.get("conditions", "")):
@@ -60,7 +61,7 @@ def read_account(path: Path) -> Account:
     return Account(
         file=str(path), experiment=str(identity.get("experiment", path.parent.name)),
         sweep_id=str(first.opening.get("sweep_id", "")), host=str(first.opening.get("host", "")),
-        num_drivers=first.epoch, began_s=times[0], ended_s=times[-1],
+        pid=pid if isinstance(pid, int) else 0, num_drivers=first.epoch, began_s=times[0], ended_s=times[-1],
         studies=tuple(study.finished() for study in teller.studies.values()), exports=tuple(teller.exports),
         num_damaged=first.num_damaged + teller.num_odd, num_stale=first.num_stale, is_torn=bool(first.torn),
         num_history=first.num_events - num_used,
@@ -94,6 +95,7 @@ class _Study:
     buckets: list[list[str]] = field(default_factory=list)
     closed: dict[int, str] = field(default_factory=dict)
     finals: tuple[tuple[str, Measurement | Failure], ...] = ()
+    rung: int = -1
     status: str = ""
     reason: str = ""
     winner: Winner | None = None
@@ -138,6 +140,7 @@ class _Study:
         else:
             life.fail(Outcome(data["outcome"]), failure_from_json(data["failure"]))
         life.told.add(rung)
+        self.rung = max(self.rung, rung)
 
     def _sat(self, event: str, data: Mapping[str, Any]) -> None:
         sat: list[tuple[str, Measurement | Failure]] = []
@@ -172,12 +175,12 @@ class _Study:
         entries = tuple(_entry(config, life, place.get(config, -1), self.closed) for config, life in lives.items())
         num_named = len(lives.keys() - {LIBRARY.key})
         problem = opening.get("problem", {})
-        idle = "unfinished" if opening.get("meter") else "not_measured"
+        idle = UNFINISHED if opening.get("meter") else "not_measured"
         return StudyAccount(
             key=str(opening["study"]), label=str(opening["label"]), workload=str(opening["study"]).split(" ")[0],
             kernel=str(opening.get("kernel", "")), device=self.device,
             dims=_texts(problem.get("dims", {})), dtypes=_texts(problem.get("dtypes", {})),
-            status=self.status or idle, reason=self.reason, meter=str(opening.get("meter", "")),
+            status=self.status or idle, reason=self.reason, meter=str(opening.get("meter", "")), rung=self.rung,
             # An experiment that was edited may have more of them by now than when the study began.
             num_candidates=max(int(opening["candidates"]), num_named), num_points=int(opening.get("points", 0)),
             removed=FrozenMap({str(rule): int(count) for rule, count in opening.get("removed", {}).items()}),

@@ -67,7 +67,7 @@ def _warnings(accounts: Sequence[Account], sources: Sequence[str]) -> Iterator[s
             yield f"{where}{counted(account.num_stale, 'event')} of drivers that had been taken over are left out."
         if account.is_torn:
             yield f"{where}the last line is half written: a driver was killed, or is at work."
-        unfinished = [study for study in account.studies if study.status == "unfinished"]
+        unfinished = [study for study in account.studies if not study.is_over]
         if unfinished:
             yield f"{where}unfinished: {counted(len(unfinished), 'study has', 'studies have')} no winner yet."
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from tunefarm.config import Config, counted
-from tunefarm.record.account import Fate, Group, StudyAccount, again, kinds, noise, ordered, typical
+from tunefarm.record.account import UNFINISHED, Fate, Group, StudyAccount, again, kinds, noise, ordered, typical
 from tunefarm.record.figures import Effect, course, distribution, effects, fates, running, short
 from tunefarm.record.sheet import Cell, Figure, Given, Section, Table, cell, code, interval, named, percent, table, time
 from tunefarm.trial import Measurement, describe, median_interval
@@ -16,7 +16,7 @@ WORDS = {
     "not_measured": "not measured",
     "skipped": "skipped",
     "probed": "probed",
-    "unfinished": "unfinished",
+    UNFINISHED: "unfinished",
 }
 """How studies without a winner ended."""
 
@@ -96,7 +96,7 @@ def _sentences(study: StudyAccount) -> Iterator[str]:
             yield f"It is at least as fast as {slower / len(timed):.1%} of the {len(timed)} others that were timed."
     elif study.reason:
         yield f"{WORDS.get(study.status, study.status).capitalize()}: {study.reason}."
-    elif study.status == "unfinished":
+    elif not study.is_over:
         yield "Unfinished: the ledger ends before a winner was crowned; the same command goes on from here."
     if study.num_candidates:
         sums = " + ".join(f"{count} {name}" for name, count in counts(study) if count)

@@ -12,8 +12,9 @@ import pytest
 from farm import BOTH, LARGE, THREE, Warm, play, running, smooth, wait_until, write_experiment, write_landscape
 
 from tunefarm.config import Config, Value
-from tunefarm.record.ledger import open_ledger, read_events
-from tunefarm.record.survey import survey
+from tunefarm.record.account import Fate, StudyAccount
+from tunefarm.record.ledger import open_ledger
+from tunefarm.record.reading import read_account
 from tunefarm.seams import Fleet
 from tunefarm.trial import Outcome
 
@@ -22,22 +23,26 @@ def failing(config: Config, variables: Mapping[str, Value]) -> float | Outcome:
     return Outcome.TIMEOUT if config.params["MARK"] == 1 or variables["n"] == 4096 else smooth(config, variables)
 
 
+def num_measured(study: StudyAccount) -> int:
+    return sum(bool(entry.measurements) for entry in study.candidates)
+
+
 def test_it_agrees_with_the_sweep(tmp_path: Path, fleet: Fleet, store: Path) -> None:
     experiment = write_experiment(tmp_path, problems=THREE, space=LARGE, devices=BOTH)
     write_landscape(experiment, failing)
     played = play(experiment, fleet, store)
-    found = survey(read_events(played.ledger))
-    assert (found.experiment, found.drivers, found.pid) == ("fill", 1, os.getpid())
-    studies = {study.label: study for study in found.studies.values()}
+    found = read_account(played.ledger)
+    assert (found.experiment, found.num_drivers, found.pid, found.is_over) == ("fill", 1, os.getpid(), True)
+    studies = {study.label: study for study in found.competitions}
     for result in played.results:
         study = studies[result.study.label]
         assert study.status == result.status.value
-        assert study.candidates == result.num_candidates
-        assert len(study.measured) == sum(bool(t.measurements) for t in result.trials)
-        assert len(study.failed) == sum(count for _, count in result.failures)
+        assert study.num_candidates == result.num_candidates
+        assert num_measured(study) == sum(bool(t.measurements) for t in result.trials)
+        assert study.count(Fate.FAILED) == sum(count for _, count in result.failures)
         if result.winner:
             assert study.best_ms == result.winner.median_ms
-            assert Config.from_json(study.winner["config"]) == result.winner.config
+            assert study.winner == result.winner
             assert study.source == "replayed"
     assert {study.stage for study in studies.values()} == {"winner", "no winner", "not measured"}
 
@@ -46,11 +51,12 @@ def test_every_word_of_it_can_be_the_last(tmp_path: Path, fleet: Fleet, store: P
     """Killed after any event, there is an answer, and it only grows."""
     experiment = write_experiment(tmp_path, space=LARGE)
     write_landscape(experiment)
-    events = list(read_events(play(experiment, fleet, store).ledger))
-    measured, stages = [], []
-    for number in range(1, len(events) + 1):
-        studies = list(survey(events[:number]).studies.values())
-        measured.append(sum(len(study.measured) for study in studies))
+    lines = play(experiment, fleet, store).ledger.read_text().splitlines(keepends=True)
+    part, measured, stages = tmp_path / "part.jsonl", [], []
+    for number in range(1, len(lines) + 1):
+        part.write_text("".join(lines[:number]))
+        studies = read_account(part).competitions
+        measured.append(sum(map(num_measured, studies)))
         stages += [study.stage for study in studies]
     assert measured == sorted(measured)
     assert list(dict.fromkeys(stages)) == ["waiting", "rung 0", "rung 1", "finals", "winner"]
@@ -63,8 +69,8 @@ def test_what_was_forgotten_is_not_told(tmp_path: Path, fleet: Fleet, store: Pat
     with_fresh = open_ledger(path, {"experiment": "fill"})
     with_fresh.append("fresh", {})
     with_fresh.close()
-    found = survey(read_events(path))
-    assert (found.drivers, dict(found.studies)) == (2, {})
+    found = read_account(path)
+    assert (found.num_drivers, found.studies, found.is_over) == (2, (), False)
 
 
 @pytest.fixture
@@ -114,8 +120,8 @@ def test_a_driver_at_work_is_told_from_one_that_was_killed(tmp_path: Path, store
 def test_names_without_a_ledger_are_refused(tmp_path: Path, store: Path, warm: Warm) -> None:
     done = warm("status", "sweeps/none", folder=tmp_path, store=store)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: sweeps/none/ledger.jsonl: cannot be read: No such file or directory\n"
+    assert done.stderr == "error: sweeps/none: no such sweep (there is no ledger in sweeps; sweep first)\n"
     (tmp_path / "notes.txt").write_text("no ledger")
     done = warm("status", "notes.txt", folder=tmp_path, store=store)
     assert done.returncode == 2
-    assert done.stderr == "error: notes.txt: no driver has begun it (name the folder of a sweep)\n"
+    assert done.stderr == "error: notes.txt: is not a tunefarm ledger (name the folder of a sweep)\n"
