@@ -47,7 +47,7 @@ def test_what_cannot_be_planned_yet_says_where(folder: Path, store: Path, warm: 
     told = json.loads(done.stdout)
     assert told["experiment"] == "new/lonely.yaml"
     assert told["plan"].startswith("not yet: new/lonely.yaml:5: workload.call: ../ops.py has no 'FILL_IN'")
-    assert 4 in [line["line"] for line in told["fill_in"]]
+    assert 5 in [line["line"] for line in told["fill_in"]]
     assert (folder / "new" / "lonely.yaml").exists()
 
 
