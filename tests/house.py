@@ -13,6 +13,7 @@ HOUSE = """
     config
     problem
     device
+    peaks
     trial
     limits
     study
@@ -123,14 +124,17 @@ HOUSE = """
     record.ledger
     record.account
     record.reading
+    record.following
     record.markup
     record.figures
+    record.clocks
     record.sheet
     record.study_report
     record.report
     record.style
     record.page
     record.markdown
+    record.standalone
     record.survey
     record.finalists
     record.card

@@ -239,7 +239,7 @@ def _enter(
             workload=order.mlflow_experiment, experiment=spec.name,
             sweep_id=ledger.sweep_id, digest=spec.digest, command=public(" ".join(["tunefarm", *sys.argv[1:]])),
             toolchain=toolchain(), checked=resolved.found is not None and resolved.found.reference is not None,
-            registered_as=order.registered_as,
+            registered_as=order.registered_as, ledger=ledger.path, conditions=ledger.conditions,
         ),
     )  # fmt: skip
     gauges.mirrored(tracker)

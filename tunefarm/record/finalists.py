@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tunefarm.config import Config, Value
+from tunefarm.peaks import peak_tflops
+from tunefarm.record.clocks import clocks
 from tunefarm.study import StudyResult
 from tunefarm.trial import FAILURES, FINAL, Trial, Winner
 
@@ -68,11 +70,20 @@ def _finalist(result: StudyResult, trial: Trial, place: int) -> Finalist:
             "tunefarm.role": _role(trial.config, winner),
             "tunefarm.rung": "finals" if in_finals else str(trial.rung),
             "tunefarm.config": str(trial.config),
-            "tunefarm.source": trial.measurements[-1].source,
-            "tunefarm.capability": result.study.device.arch,
-            "tunefarm.device": result.study.device.name,
+            "tunefarm.clocks": clocks(trial.measurements[-1:]),
+            **origins(result),
         },
     )
+
+
+def origins(result: StudyResult) -> dict[str, str]:
+    """Where times come from, as tags of a study and of its finalists."""
+    tags = {"tunefarm.capability": result.study.device.arch, "tunefarm.device": result.study.device.name}
+    if result.source:
+        tags |= {"tunefarm.source": result.source, "tunefarm.timer": result.timer}
+    if result.recording:
+        tags["tunefarm.landscape"] = result.recording
+    return tags | {f"tunefarm.toolchain.{name}": str(version) for name, version in result.toolchain.items()}
 
 
 def _role(config: Config, winner: Winner | None) -> str:
@@ -83,12 +94,16 @@ def _role(config: Config, winner: Winner | None) -> str:
 
 
 def rates(result: StudyResult, ms: float) -> dict[str, float]:
-    """Bandwidth in TB/s, its share of the device's peak, and arithmetic rate in TFLOP/s, where they are known."""
-    rate = result.rate(ms)
+    """Bandwidth in TB/s, arithmetic rate in TFLOP/s, and their shares of the device's peaks, where they are known."""
+    rate, study = result.rate(ms), result.study
     found = {"bandwidth_tbps": rate["tbps"]} if "tbps" in rate else {}
-    if found and (peak_gbps := result.study.device.bandwidth_gbps) > 0:
+    if found and (peak_gbps := study.device.bandwidth_gbps) > 0:
         found["bandwidth_share"] = rate["tbps"] * 1e3 / peak_gbps
-    return found | ({"tflops": rate["tflops"]} if "tflops" in rate else {})
+    if "tflops" in rate:
+        found["tflops"] = rate["tflops"]
+        if (peak := peak_tflops(study.device, study.problem.dtypes.values())) is not None:
+            found["tflops_share"] = rate["tflops"] / peak
+    return found
 
 
 def numbers(config: Config) -> dict[str, str]:
