@@ -13,7 +13,7 @@ from typing import Any
 from tunefarm.config import Config, counted
 from tunefarm.document import canonical, digest
 from tunefarm.record.clocks import clocks
-from tunefarm.record.finalists import Finalist, finalists, finite, origins, rates
+from tunefarm.record.finalists import Finalist, finalists, finite, numbers, origins, rates
 from tunefarm.study import Status, Study, StudyResult
 from tunefarm.trial import FAILURES, Outcome, Trial, describe
 
@@ -36,7 +36,7 @@ class Card:
         winner: its winner's config, or None.
         name: run name that people can search for, such as `softmax sm_90 8192x4096 bf16`.
         status: MLflow's word for the end, `FINISHED` or `FAILED`.
-        params: the problem's variables (`problem.n_cols`) and the winner's config.
+        params: the problem's variables (`problem.n_cols`) and the winner's config, as numbers where it has numbers.
         metrics: finite numbers only.
         curve: metric by name, its value after the first, second, ... measured candidate.
         tags: what a run can be filtered by; `mlflow.note.content` is its description.
@@ -81,7 +81,7 @@ def card(result: StudyResult, best_ms: Sequence[float] = (), spent_s: Sequence[f
     params = {f"problem.{name}": str(value) for name, value in result.study.variables.items()}
     curve: dict[str, tuple[float, ...]] = {}
     if result.winner is not None and won:
-        params.update({name: str(value) for name, value in result.winner.config.flat.items()})
+        params |= numbers(result.winner.config)
         curve["best_time_us"] = tuple(ms * 1e3 for ms in best_ms if math.isfinite(ms))
         if result.source == "measured":  # A replay spends nothing.
             curve[SPENT] = tuple(seconds for seconds in spent_s if math.isfinite(seconds))
@@ -121,12 +121,13 @@ def _metrics(result: StudyResult) -> dict[str, float | None]:
         "build_s": result.build_s,
     }
     if result.left is not None:
+        metrics["left"] = result.left.num
+    if result.left is not None and result.left.num:
         metrics |= {
-            "left": result.left.num,
             "left_expected_gain": result.left.expected_gain,
             "left_plausible_gain": result.left.plausible_gain,
         }
-    if result.source != "replayed":  # A replay holds no GPU.
+    if result.source == "measured" or (not result.source and result.held_s > 0):  # A replay holds no GPU.
         metrics |= {"gpu_busy_s": result.busy_s, "gpu_held_s": result.held_s}
     return metrics
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tunefarm.config import Config, Value
@@ -20,7 +20,7 @@ class Finalist:
     """A candidate as a run.
 
     Attributes:
-        name: its place and its config: `1 BLOCK_N=128 num_warps=4`.
+        name: its place and what of its config is not that of all: `1 BLOCK_N=128 num_warps=4`. MLflow cuts names.
         params: its config as numbers where it has numbers: a truth is 1 or 0, and what is not set is left out.
         metrics: finite numbers only.
         tags: what it can be found by.
@@ -39,14 +39,26 @@ def finalists(result: StudyResult) -> tuple[Finalist, ...]:
     timed = [trial for trial in result.trials if trial.measurements and trial.outcome not in FAILURES]
     ranked = sorted(timed, key=lambda trial: (trial.config not in first, *_rank(trial)))[:MAX_FINALISTS]
     ranked.sort(key=_rank)
-    return tuple(_finalist(result, trial, place) for place, trial in enumerate(ranked, 1))
+    names = _telling([trial.config for trial in ranked])
+    return tuple(_finalist(result, trial, place, names) for place, trial in enumerate(ranked, 1))
+
+
+def _telling(configs: Sequence[Config]) -> list[str]:
+    """Params by which configs differ; all of them where that tells nothing."""
+    flat = [config.flat for config in configs]
+    names = list(dict.fromkeys(name for values in flat for name in values))
+    return [name for name in names if len({repr(values.get(name)) for values in flat}) > 1] or names
 
 
 def _rank(trial: Trial) -> tuple[int, float, int]:
     return -trial.rung, trial.median_ms or math.inf, trial.number
 
 
-def _finalist(result: StudyResult, trial: Trial, place: int) -> Finalist:
+def _said(config: Config, names: Sequence[str]) -> str:
+    return " ".join(f"{name}={config.flat[name]}" for name in names if name in config.flat)
+
+
+def _finalist(result: StudyResult, trial: Trial, place: int, names: Sequence[str]) -> Finalist:
     winner, build, ms = result.winner, trial.build, trial.median_ms
     assert ms is not None, "only who was timed can be a finalist"
     in_finals = trial.rung == FINAL
@@ -62,7 +74,7 @@ def _finalist(result: StudyResult, trial: Trial, place: int) -> Finalist:
     if build is not None:
         metrics |= {"registers": build.registers, "spills": build.spills, "shared_bytes": build.shared_bytes}
     return Finalist(
-        name=f"{place} {trial.config}",
+        name=f"{place} {_said(trial.config, names)}",
         params=numbers(trial.config),
         metrics=finite(metrics),
         tags={

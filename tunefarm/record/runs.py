@@ -100,7 +100,8 @@ class Runs:
             self._parent = found[0].info.run_id
             client.update_run(self._parent, status="RUNNING")
         else:
-            name = f"{self._origin.experiment} {time.strftime('%Y-%m-%d %H:%M')}"
+            # MLflow cuts names after some 16 letters, and its experiment is called as ours in most cases.
+            name = f"{time.strftime('%m-%d %H:%M')} {self._origin.experiment}"
             self._parent = client.create_run(self._experiment, run_name=name, tags=self._tags()).info.run_id
         for run in self._below(client, f"tags.`mlflow.parentRunId` = '{self._parent}'"):
             key = run.data.tags.get("tunefarm.study_key", "")
@@ -162,7 +163,10 @@ class Runs:
         points += [(name, value, step) for name, curve in card.curve.items() for step, value in enumerate(curve, 1)]
         self._log(run_id, points, card.params, card.tags)
         self._log_files(run_id, card)
-        side_by_side(partial(self._write_finalist, run_id, card), card.finalists, self._num_hands)
+        # MLflow shows the newest first, and few at once: so the best is.
+        now_ms = int(time.time() * 1000)
+        placed = [(now_ms - place, finalist) for place, finalist in enumerate(card.finalists)]
+        side_by_side(partial(self._write_finalist, run_id, card), placed, self._num_hands)
         # Last: a run without it was not written to its end.
         self._client.set_tag(run_id, "tunefarm.card", card.digest)
         self._client.set_terminated(run_id, card.status)
@@ -179,9 +183,10 @@ class Runs:
             "tunefarm.study_key": card.key,
         }
 
-    def _write_finalist(self, study: str, card: Card, finalist: Finalist) -> None:
+    def _write_finalist(self, study: str, card: Card, placed: tuple[int, Finalist]) -> None:
+        began_ms, finalist = placed
         tags = {**self._place(study, card), "tunefarm.study": card.name, **finalist.tags}
-        run = self._client.create_run(self._experiment, run_name=finalist.name, tags=tags)
+        run = self._client.create_run(self._experiment, start_time=began_ms, run_name=finalist.name, tags=tags)
         points = [(name, value, 0) for name, value in finalist.metrics.items()]
         self._log(run.info.run_id, points, finalist.params, {})
         self._client.set_terminated(run.info.run_id)

@@ -31,8 +31,8 @@ def named(found: Iterable[Figure]) -> dict[str, bytes]:
 
 
 def _file(title: str) -> str:
-    # Of a device, which its run names already.
-    return re.sub(r"\W+", "_", title.partition(",")[0].lower())
+    # What it is of, the folder and the run tell.
+    return re.sub(r"\W+", "_", title.partition(" of ")[0].lower())
 
 
 def standalone(figure: Figure) -> bytes:
