@@ -162,11 +162,16 @@ class Runs:
         points = [(name, value, 0) for name, value in card.metrics.items()]
         points += [(name, value, step) for name, curve in card.curve.items() for step, value in enumerate(curve, 1)]
         self._log(run_id, points, card.params, card.tags)
-        self._log_files(run_id, card)
         # MLflow shows the newest first, and few at once: so the best is.
         now_ms = int(time.time() * 1000)
-        placed = [(now_ms - place, finalist) for place, finalist in enumerate(card.finalists)]
-        side_by_side(partial(self._write_finalist, run_id, card), placed, self._num_hands)
+        acts: list[Callable[[], None]] = [
+            partial(self._write_finalist, run_id, card, finalist, now_ms - place)
+            for place, finalist in enumerate(card.finalists)
+        ]
+        with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
+            files = self._files(card, Path(folder))
+            acts += [partial(self._client.log_artifact, run_id, str(file), within) for file, within in files]
+            side_by_side(lambda act: act(), acts, self._num_hands)
         # Last: a run without it was not written to its end.
         self._client.set_tag(run_id, "tunefarm.card", card.digest)
         self._client.set_terminated(run_id, card.status)
@@ -183,25 +188,21 @@ class Runs:
             "tunefarm.study_key": card.key,
         }
 
-    def _write_finalist(self, study: str, card: Card, placed: tuple[int, Finalist]) -> None:
-        began_ms, finalist = placed
+    def _write_finalist(self, study: str, card: Card, finalist: Finalist, began_ms: int) -> None:
         tags = {**self._place(study, card), "tunefarm.study": card.name, **finalist.tags}
         run = self._client.create_run(self._experiment, start_time=began_ms, run_name=finalist.name, tags=tags)
         points = [(name, value, 0) for name, value in finalist.metrics.items()]
         self._log(run.info.run_id, points, finalist.params, {})
         self._client.set_terminated(run.info.run_id)
 
-    def _log_files(self, run_id: str, card: Card) -> None:
-        """Every candidate, as Parquet for programs, and as JSON because MLflow's UI shows no other; and the figures."""
-        table = json.loads(card.table)
-        with tempfile.TemporaryDirectory(prefix="tunefarm-") as name:
-            folder = Path(name)
-            (folder / "trials.json").write_text(card.table, encoding="utf-8")
-            write_table(folder / "trials.parquet", table["columns"], table["data"])
-            for file, picture in self._figures(card).items():
-                (folder / FIGURES).mkdir(exist_ok=True)
-                (folder / FIGURES / file).write_bytes(picture)
-            self._client.log_artifacts(run_id, str(folder))
+    def _files(self, card: Card, folder: Path) -> list[tuple[Path, str]]:
+        """Artifacts of a study, and the folder of each; every candidate is in two: MLflow's UI shows no Parquet."""
+        table, pictures = json.loads(card.table), self._figures(card)
+        (folder / "trials.json").write_text(card.table, encoding="utf-8")
+        write_table(folder / "trials.parquet", table["columns"], table["data"])
+        for name, picture in pictures.items():
+            (folder / name).write_bytes(picture)
+        return [(file, FIGURES if file.name in pictures else "") for file in sorted(folder.iterdir())]
 
     def _figures(self, card: Card) -> dict[str, bytes]:
         if self._follower is None:
