@@ -221,7 +221,7 @@ HOUSE = """
     cli.packages
     cli.tables              rich
     cli.live
-    cli.bars                rich*
+    cli.bars                rich* IPython
     cli.terminal            rich
     cli.opening             torch
     cli.exposing            typer*
@@ -250,11 +250,13 @@ HOUSE = """
     cli.record              typer*
     cli.exporting
     cli.closing             typer*
+    cli.sweeping
     cli.harvest             typer* torch
     cli.standing            typer*
     cli.submit              typer*
     cli.sweep               typer*
     cli.app                 typer*
     cli.__main__
+    api
     testing
 """
