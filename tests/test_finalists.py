@@ -107,7 +107,6 @@ def test_a_finalist_reads_well(store: Store) -> None:
         "tunefarm.clocks": "unknown", "tunefarm.toolchain.triton": "3.6.0", "tunefarm.toolchain.torch": "2.11.0",
         "tunefarm.workload": origin.workload,
         "tunefarm.sweep_id": origin.sweep_id, "tunefarm.study": "sm_90 8192x4096 bf16",
-        "tunefarm.study_key": won(origin.workload).study.key,
     }  # fmt: skip
 
 

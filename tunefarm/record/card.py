@@ -13,7 +13,7 @@ from typing import Any
 from tunefarm.config import Config, counted
 from tunefarm.document import canonical, digest
 from tunefarm.record.clocks import clocks
-from tunefarm.record.finalists import Finalist, finalists, finite, numbers, origins, rates
+from tunefarm.record.finalists import Finalist, finalists, finite, numbers, origins, rates, six_digits
 from tunefarm.study import Status, Study, StudyResult
 from tunefarm.trial import FAILURES, Outcome, Trial, describe
 
@@ -82,9 +82,9 @@ def card(result: StudyResult, best_ms: Sequence[float] = (), spent_s: Sequence[f
     curve: dict[str, tuple[float, ...]] = {}
     if result.winner is not None and won:
         params |= numbers(result.winner.config)
-        curve["best_time_us"] = tuple(ms * 1e3 for ms in best_ms if math.isfinite(ms))
+        curve["best_time_us"] = tuple(six_digits(ms * 1e3) for ms in best_ms if math.isfinite(ms))
         if result.source == "measured":  # A replay spends nothing.
-            curve[SPENT] = tuple(seconds for seconds in spent_s if math.isfinite(seconds))
+            curve[SPENT] = tuple(six_digits(seconds) for seconds in spent_s if math.isfinite(seconds))
     return Card(
         study=result.study,
         winner=result.winner.config if result.winner is not None and won else None,

@@ -127,6 +127,11 @@ def _number(value: Value) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
+def six_digits(value: float) -> float:
+    """As many as a person reads, and more than any timer gives."""
+    return float(f"{value:.6g}")
+
+
 def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """What is a number, in six digits: as many as a person reads, and more than any timer gives."""
-    return {name: float(f"{v:.6g}") for name, v in metrics.items() if v is not None and math.isfinite(v)}
+    """What is a number, in six digits."""
+    return {name: six_digits(v) for name, v in metrics.items() if v is not None and math.isfinite(v)}

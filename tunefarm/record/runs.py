@@ -156,7 +156,7 @@ class Runs:
 
     def _write(self, card: Card) -> str:
         shown = {"mlflow.loggedArtifacts": '[{"path": "trials.json", "type": "table"}]'}
-        tags = {**self._place(self._parent, card), **shown}
+        tags = {**self._place(self._parent), "tunefarm.study_key": card.key, **shown}
         run_id: str = self._client.create_run(self._experiment, run_name=card.name, tags=tags).info.run_id
         self._children[card.key] = (run_id, "")
         points = [(name, value, 0) for name, value in card.metrics.items()]
@@ -177,7 +177,7 @@ class Runs:
         self._client.set_terminated(run_id, card.status)
         return run_id
 
-    def _place(self, parent: str, card: Card) -> dict[str, str]:
+    def _place(self, parent: str) -> dict[str, str]:
         """Tags that say where a run belongs."""
         return {
             "mlflow.parentRunId": parent,
@@ -185,11 +185,10 @@ class Runs:
             "mlflow.source.type": "JOB",
             "tunefarm.sweep_id": self._origin.sweep_id,
             "tunefarm.workload": self._origin.workload,
-            "tunefarm.study_key": card.key,
         }
 
     def _write_finalist(self, study: str, card: Card, finalist: Finalist, began_ms: int) -> None:
-        tags = {**self._place(study, card), "tunefarm.study": card.name, **finalist.tags}
+        tags = {**self._place(study), "tunefarm.study": card.name, **finalist.tags}
         run = self._client.create_run(self._experiment, start_time=began_ms, run_name=finalist.name, tags=tags)
         points = [(name, value, 0) for name, value in finalist.metrics.items()]
         self._log(run.info.run_id, points, finalist.params, {})
