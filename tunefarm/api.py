@@ -169,7 +169,8 @@ def _imported_anew(wish: Wish) -> Iterator[None]:
     from tunefarm.spec.bundling import gathered
     from tunefarm.spec.experiment import load_experiment
 
-    files = {path for file in find_experiments(wish.experiments) for path in gathered(load_experiment(file))}
+    experiments = [load_experiment(file) for file in find_experiments(wish.experiments)]
+    files = {path.resolve() for experiment in experiments for path in gathered(experiment)}
     places = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
     mine = [name for name, file in places.items() if name != "__main__" and file and Path(file).resolve() in files]
     kept = {name: sys.modules.pop(name) for name in mine}

@@ -213,19 +213,6 @@ class Runs:
             log.warning("no figures of %s: %s", card.name, e)
             return {}
 
-    def _log_report(self) -> None:
-        if self._origin.ledger is None:
-            return
-        try:
-            told = report([read_account(self._origin.ledger)])
-        except Exception as e:  # as of figures
-            log.warning("no report of %s: %s", self._origin.experiment, e)
-            return
-        with tempfile.TemporaryDirectory(prefix="tunefarm-") as name:
-            (Path(name) / "report.html").write_bytes(page(told))
-            (Path(name) / "report.md").write_text(markdown(told), encoding="utf-8")
-            self._client.log_artifacts(self._parent, name)
-
     def _log(
         self, run_id: str, points: list[tuple[str, float, int]], params: Mapping[str, str], tags: Mapping[str, str]
     ) -> None:
@@ -266,8 +253,6 @@ class Runs:
         tags = [card.tags for card in self._cards.values()]
         told = {name: ", ".join(sorted({each[name] for each in tags if name in each})) for name in SHARED}
         self._log(self._parent, points, {}, {name: many[:MAX_TEXT] for name, many in told.items() if many})
-        if status in ("FINISHED", "FAILED"):  # one that goes on will have another to tell
-            self._log_report()
         if status == "FINISHED":
             # A request whose answer was lost, or a driver that was taken over, may have left a run that nobody knows.
             known = {run_id for run_id, _ in self._children.values()} | {self._parent}
@@ -276,6 +261,21 @@ class Runs:
                 if not mine or run.data.tags.get("mlflow.parentRunId", self._parent) not in known:
                     self._client.delete_run(run.info.run_id)
         self._client.set_terminated(self._parent, status)
+
+    def report(self) -> None:
+        """Keeps the report beside the sweep's run, as a page and as Markdown."""
+        self.open()
+        if self._origin.ledger is None:
+            return
+        try:
+            told = report([read_account(self._origin.ledger)])
+        except Exception as e:  # as of figures
+            log.warning("no report of %s: %s", self._origin.experiment, e)
+            return
+        with tempfile.TemporaryDirectory(prefix="tunefarm-") as name:
+            (Path(name) / "report.html").write_bytes(page(told))
+            (Path(name) / "report.md").write_text(markdown(told), encoding="utf-8")
+            self._client.log_artifacts(self._parent, name)
 
 
 def side_by_side(act: Callable[[T], None], items: Sequence[T], num: int) -> None:
