@@ -8,6 +8,7 @@ from typing import Any
 
 from tunefarm.device import Device
 from tunefarm.record.ledger import open_ledger
+from tunefarm.study import StudyResult
 from tunefarm.trial import FINAL, Build, Failure, Measurement, Outcome, Winner, to_json
 
 Event = tuple[str, Mapping[str, Any]]
@@ -72,6 +73,18 @@ def finals(
 def won(winner: Winner, key: str = "fill gpu n=1", num_left: int = 0) -> Event:
     left = {"num": num_left, "expected_gain": 0.001, "plausible_gain": 0.02, "limit": ""}
     return "winner", {"study": key, "winner": to_json(winner), "left": left}
+
+
+def of_result(result: StudyResult) -> list[Event]:
+    """What a driver writes of a study that ended so, each candidate timed once."""
+    key, device = result.study.key, result.study.device.to_json()
+    timed_once = [(t.config.key, t.measurements[-1].samples_ms) for t in result.trials if t.measurements]
+    opened = study(key, label=result.study.label, candidates=len(result.trials), points=len(result.trials), removed={},
+                   device=device, problem=result.study.problem.to_json(), num_bytes=result.num_bytes)  # fmt: skip
+    assert result.winner is not None
+    sat = dict(timed_once[-2:])
+    times = [timed(config, *samples_ms, key=key, source=result.source) for config, samples_ms in timed_once]
+    return [opened, *times, finals(sat, key, result.source), won(result.winner, key)]
 
 
 def _measurement(samples_ms: Sequence[float], rung: int, source: str, telemetry: Mapping[str, Any]) -> Any:

@@ -13,6 +13,7 @@ HOUSE = """
     config
     problem
     device
+    peaks
     trial
     limits
     study
@@ -123,14 +124,17 @@ HOUSE = """
     record.ledger
     record.account
     record.reading
+    record.following
     record.markup
     record.figures
+    record.clocks
     record.sheet
     record.study_report
     record.report
     record.style
     record.page
     record.markdown
+    record.standalone
     record.finalists
     record.card
     record.parquet          pyarrow
@@ -217,7 +221,7 @@ HOUSE = """
     cli.tables              rich
     cli.ledgers
     cli.live
-    cli.bars                rich*
+    cli.bars                rich* IPython
     cli.terminal            rich
     cli.opening             torch
     cli.exposing            typer*
@@ -246,11 +250,13 @@ HOUSE = """
     cli.record              typer*
     cli.exporting
     cli.closing             typer*
+    cli.sweeping
     cli.harvest             typer* torch
     cli.standing            typer*
     cli.submit              typer*
     cli.sweep               typer*
     cli.app                 typer*
     cli.__main__
+    api
     testing
 """

@@ -16,7 +16,7 @@ from tunefarm.cli.opening import open_experiment
 from tunefarm.config import Config
 from tunefarm.device import Device, nominal
 from tunefarm.errors import PackError, UserError
-from tunefarm.export import export, match_of, update, write_export
+from tunefarm.export import export, holds, match_of, update, write_export
 from tunefarm.frozen import FrozenMap
 from tunefarm.pack import Code, Pack, Row, Table, dumps, seal
 from tunefarm.pack_reader import load_pack
@@ -54,6 +54,17 @@ def make_pack(*results: StudyResult, ranges: tuple[str, ...] = ("n",), source: s
         results, kernel="k", source_hash=source, sweep="s", experiment="e" * 64, created="2026-01-02",
         tunefarm="0.1.0", ranges=ranges,
     )  # fmt: skip
+
+
+def test_a_pack_holds_what_was_measured_at_a_problem_on_a_device() -> None:
+    won, other = make_result(make_problem(256)), make_result(make_problem(512), 128)
+    assert won.winner is not None
+    pack, config = make_pack(won), won.winner.config
+    assert holds(pack, won.study, config)
+    assert not holds(pack, other.study, config), "another problem, though a row may match it"
+    assert not holds(pack, replace(won.study, device=nominal("sm_80")), config)
+    assert other.winner is not None
+    assert not holds(pack, won.study, other.winner.config)
 
 
 def bounds(pack: Pack) -> dict[Any, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from booked import book, of_result
 from mlflow_server import Server, postgres, serving
 from test_finalists import many
 from test_tracking import study
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 
 NUM_STUDIES, NUM_CANDIDATES = 5, 300
 BLOCKED_S, FLUSHED_S = 0.5, 40.0
+FIGURES = {"candidates.svg", "distribution.svg", "convergence.svg", "effect.svg", "share.svg"}
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -39,12 +41,19 @@ def studies() -> list[StudyResult]:
     return [replace(many(NUM_CANDIDATES), study=study("load", 1024 << n)) for n in range(NUM_STUDIES)]
 
 
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    """That of the sweep, from which its figures and its report are made."""
+    return book(tmp_path / "ledger.jsonl", *(event for result in studies() for event in of_result(result)))
+
+
 class Driver:
     """What a sweep's driver does, and how long that kept it."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, ledger: Path) -> None:
         self.blocked_s = 0.0
-        self._tracker = open_tracker(uri, Origin(workload="load", experiment="load", sweep_id="load"))
+        origin = Origin(workload="load", experiment="load", sweep_id="load", ledger=ledger, conditions="c")
+        self._tracker = open_tracker(uri, origin)
         assert isinstance(self._tracker, MlflowTracker)
         self.num_left = lambda: self._tracker.num_left
         self._timed(self._tracker.start)
@@ -83,11 +92,14 @@ def check_all_is_there_once(server: Server) -> None:
         curve = client.get_metric_history(run.info.run_id, "best_time_us")
         assert [point.step for point in curve] == list(range(1, NUM_CANDIDATES + 1))
         names = {file.path for file in client.list_artifacts(run.info.run_id)}
-        assert names == {"trials.json", "trials.parquet"}
+        assert names == {"trials.json", "trials.parquet", "figures"}
+        pictures = {Path(file.path).name for file in client.list_artifacts(run.info.run_id, "figures")}
+        assert pictures == FIGURES
+    assert {file.path for file in client.list_artifacts(sweep.info.run_id)} == {"report.html", "report.md"}
 
 
-def test_five_studies_of_300_candidates_keep_nobody_waiting(server: Server) -> None:
-    driver = Driver(server.uri)
+def test_five_studies_of_300_candidates_keep_nobody_waiting(server: Server, ledger: Path) -> None:
+    driver = Driver(server.uri, ledger)
     for result in studies():
         driver.tell(result)
     left, flushed_s = driver.flush()
@@ -98,8 +110,8 @@ def test_five_studies_of_300_candidates_keep_nobody_waiting(server: Server) -> N
     check_all_is_there_once(server)
 
 
-def test_a_server_that_restarts_in_the_middle_loses_and_doubles_nothing(server: Server) -> None:
-    driver = Driver(server.uri)
+def test_a_server_that_restarts_in_the_middle_loses_and_doubles_nothing(server: Server, ledger: Path) -> None:
+    driver = Driver(server.uri, ledger)
     results = studies()
     for result in results[:3]:
         driver.tell(result)
@@ -117,7 +129,7 @@ def test_a_server_that_restarts_in_the_middle_loses_and_doubles_nothing(server: 
     assert driver.blocked_s < BLOCKED_S
     assert flushed_s < FLUSHED_S
     check_all_is_there_once(server)
-    again = Driver(server.uri)
+    again = Driver(server.uri, ledger)
     for result in results:
         again.tell(result)
     assert again.flush()[0] == []

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tunefarm.config import Value
+from tunefarm.config import Config, Value
 from tunefarm.document import write_atomic
 from tunefarm.errors import UserError
 from tunefarm.frozen import FrozenMap
@@ -157,6 +157,12 @@ def is_of(row: Row, problem: Problem) -> bool:
     """Whether a row was measured at a problem."""
     match = match_of(problem)
     return (problem.dims, match.dtypes, match.facts) == row.identity
+
+
+def holds(pack: Pack, study: Study, config: Config) -> bool:
+    """Whether a pack has this very config for a study's own problem, on its device."""
+    tables = [table for table in pack.tables if table.device.key == study.device.key]
+    return any(row.config == config and is_of(row, study.problem) for table in tables for row in table.rows)
 
 
 def _row(match: Match, problem: Problem, winner: Winner) -> Row:

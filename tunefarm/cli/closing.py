@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from tunefarm.errors import TunefarmError
 
 if TYPE_CHECKING:
     from tunefarm.cli.order import Order
-    from tunefarm.shards import Shard
     from tunefarm.study import StudyResult
 
 
@@ -63,8 +61,8 @@ def close(
     *,
     as_json: bool,
     quiet: bool,
-) -> None:
-    """Prints how it went; exits with 1 if it is partial.
+) -> int:
+    """Prints how it went.
 
     Args:
         endings: by experiment.
@@ -73,11 +71,12 @@ def close(
         as_json: print one document instead of tables.
         quiet: print no table.
 
+    Returns:
+        The exit code: 1 if it is partial, that of the first error if every experiment broke.
+
     Raises:
         Exception: what broke the only experiment, or kept the only pack from being written.
     """
-    from tunefarm.study import Status
-
     broken = [ending for ending in endings if ending.error is not None]
     if len(endings) == 1 and broken:
         raise broken[0].error  # type: ignore[misc]
@@ -92,16 +91,24 @@ def close(
     said = [(str(ending.order.file), ending.error) for ending in broken if ending.error is not None]
     for place, what in [*said, *failed.items()]:
         typer.echo(f"error: {_text(place, what)}", err=True)
+    return exit_code(endings, failed)
+
+
+def exit_code(endings: Sequence[Ending], failed: Mapping[str, Exception]) -> int:
+    """What the command says of how it went: 0, 1 for a part of it, or the code of what broke all of it."""
+    from tunefarm.study import Status
+
+    broken = [ending.error for ending in endings if ending.error is not None]
     if broken and len(broken) == len(endings):
-        sys.exit(getattr(broken[0].error, "exit_code", 1))
-    if broken or failed or any(result.status is Status.NO_WINNER for result in results):
-        sys.exit(1)
+        return int(getattr(broken[0], "exit_code", 1))
+    lost = any(result.status is Status.NO_WINNER for ending in endings for result in ending.results)
+    return 1 if broken or failed or lost else 0
 
 
-def close_empty(shard: Shard, num: int, *, as_json: bool) -> None:
+def close_empty(shard: str, num: int, *, as_json: bool) -> None:
     """Says that a shard has nothing to do, which is no error."""
     if as_json:
-        typer.echo(json.dumps({"studies": [], "shard": str(shard), "of": num}, indent=1))
+        typer.echo(json.dumps({"studies": [], "shard": shard, "of": num}, indent=1))
     else:
         typer.echo(f"shard {shard} has no study: there are {num} in all")
 

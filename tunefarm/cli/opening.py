@@ -105,6 +105,11 @@ def check_fleet(kind: FleetKind, address: str | None) -> None:
         )
 
 
+def ray_address(kind: FleetKind) -> str | None:
+    """The cluster that this process lies in or was told of, for a fleet of Ray."""
+    return os.environ.get("RAY_ADDRESS") if kind is FleetKind.RAY else None
+
+
 def insecure() -> bool:
     """Whether the user joins Ray clusters that ask for no token: `$TUNEFARM_INSECURE_CLUSTER`."""
     return os.environ.get("TUNEFARM_INSECURE_CLUSTER", "") not in ("", "0")

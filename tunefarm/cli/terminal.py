@@ -20,11 +20,26 @@ if TYPE_CHECKING:
     from tunefarm.contest import Contest
 
 
+WIDE = 110
+"""Columns of a terminal from which the closing table shows all it has, and those of a notebook."""
+
+
 def console(*, stderr: bool = False) -> Console:
     """A terminal that is plain where it must be, and prints every text as it stands, brackets included."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=True, emoji=False, markup=False)
+    # A notebook takes lines as text; as markup of its own each would be an output of the cell.
+    return Console(
+        stderr=stderr, highlight=False, soft_wrap=True, emoji=False, markup=False, force_jupyter=False,
+        width=WIDE if in_notebook() else None,
+    )  # fmt: skip
+
+
+def in_notebook() -> bool:
+    """Whether a kernel of Jupyter runs this."""
+    from rich.console import Console
+
+    return Console().is_jupyter
 
 
 def study_line(result: StudyResult) -> str:
@@ -101,10 +116,6 @@ def _verb(result: StudyResult) -> str:
 def _histogram(result: StudyResult) -> str:
     told = [(f, count) for f, count in result.failures[:5] if f.message not in result.reason]
     return "".join(f"\n    {count}x {f.stage}: {f.kind}: {f.message}" for f, count in told)
-
-
-WIDE = 110
-"""Columns of a terminal from which the closing table shows all it has."""
 
 
 def closing_tables(results: Sequence[StudyResult], width: int = WIDE, experiments: Sequence[str] = ()) -> list[Table]:
@@ -189,7 +200,9 @@ MOST_LINES = 12
 
 
 class Progress:
-    """Bars and how studies stand on a terminal; elsewhere a line a study, and one a minute. A `sweep.Watcher`.
+    """Bars and how studies stand on a terminal or in a notebook; elsewhere a line a study, and one a minute.
+
+    A `sweep.Watcher`.
 
     Args:
         quiet: show nothing.
@@ -199,8 +212,9 @@ class Progress:
 
     def __init__(self, *, quiet: bool = False, named: bool = False, view: View | None = None) -> None:
         self.view = view or View()
-        self._console = console(stderr=True)
-        self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._is_notebook = in_notebook()
+        self._console = console(stderr=not self._is_notebook)  # a notebook shows errors on red
+        self._is_live = self._is_notebook or (self._console.is_terminal and not self._console.is_dumb_terminal)
         self._quiet, self._named = quiet, named
         self._num_builds = self._num_studies = 0
         self._is_open_ended = False
@@ -212,13 +226,16 @@ class Progress:
         if not self._quiet:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-            from tunefarm.cli.bars import Bars
+            from tunefarm.cli.bars import Bars, NotebookBars
 
             columns = (
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                 TextColumn("{task.fields[note]}"),
             )  # fmt: skip
-            self._bars = Bars(*columns, console=self._console, disable=not self._is_live)
+            if self._is_notebook:
+                self._bars = NotebookBars(*columns, width=WIDE)
+            else:
+                self._bars = Bars(*columns, console=self._console, disable=not self._is_live)
             self._bars.start()
         return self
 
@@ -259,6 +276,8 @@ class Progress:
             # In a narrow terminal each takes two or three.
             room = max(1, room if self._console.width >= WIDE else room // 3 if self._console.width < 60 else room // 2)
             self._bars.below = tuple(self.view.lines(room))
+            if self._is_notebook:  # which nothing else writes anew
+                self._bars.refresh()
 
     def advance(self, what: str, count: int) -> None:
         """Moves a bar of a recording, `built` or `measured`."""

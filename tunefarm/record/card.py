@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tunefarm.config import counted
+from tunefarm.config import Config, counted
 from tunefarm.document import canonical, digest
-from tunefarm.record.finalists import Finalist, finalists, finite, rates
-from tunefarm.study import Status, StudyResult
+from tunefarm.record.clocks import clocks
+from tunefarm.record.finalists import Finalist, finalists, finite, numbers, origins, rates, six_digits
+from tunefarm.study import Status, Study, StudyResult
 from tunefarm.trial import FAILURES, Outcome, Trial, describe
 
 COSTS = ("build_s", "gpu_busy_s", "gpu_held_s")
@@ -31,10 +32,11 @@ class Card:
     """One study as a run.
 
     Attributes:
-        key: the study's key.
+        study: what is told of.
+        winner: its winner's config, or None.
         name: run name that people can search for, such as `softmax sm_90 8192x4096 bf16`.
         status: MLflow's word for the end, `FINISHED` or `FAILED`.
-        params: the problem's variables (`problem.n_cols`) and the winner's config.
+        params: the problem's variables (`problem.n_cols`) and the winner's config, as numbers where it has numbers.
         metrics: finite numbers only.
         curve: metric by name, its value after the first, second, ... measured candidate.
         tags: what a run can be filtered by; `mlflow.note.content` is its description.
@@ -42,7 +44,8 @@ class Card:
         finalists: the best candidates as runs of their own.
     """
 
-    key: str
+    study: Study
+    winner: Config | None = None
     name: str
     status: str
     params: dict[str, str]
@@ -51,6 +54,11 @@ class Card:
     tags: dict[str, str]
     table: str
     finalists: tuple[Finalist, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The study's."""
+        return self.study.key
 
     @property
     def digest(self) -> str:
@@ -73,12 +81,13 @@ def card(result: StudyResult, best_ms: Sequence[float] = (), spent_s: Sequence[f
     params = {f"problem.{name}": str(value) for name, value in result.study.variables.items()}
     curve: dict[str, tuple[float, ...]] = {}
     if result.winner is not None and won:
-        params.update({name: str(value) for name, value in result.winner.config.flat.items()})
-        curve["best_time_us"] = tuple(ms * 1e3 for ms in best_ms if math.isfinite(ms))
+        params |= numbers(result.winner.config)
+        curve["best_time_us"] = tuple(six_digits(ms * 1e3) for ms in best_ms if math.isfinite(ms))
         if result.source == "measured":  # A replay spends nothing.
-            curve[SPENT] = tuple(seconds for seconds in spent_s if math.isfinite(seconds))
+            curve[SPENT] = tuple(six_digits(seconds) for seconds in spent_s if math.isfinite(seconds))
     return Card(
-        key=result.study.key,
+        study=result.study,
+        winner=result.winner.config if result.winner is not None and won else None,
         # The experiment bears the workload's name; MLflow cuts names after a few letters, so they start with news.
         name=result.study.label.removeprefix(f"{result.study.workload} "),
         status="FAILED" if result.status is Status.NO_WINNER else "FINISHED",
@@ -112,12 +121,13 @@ def _metrics(result: StudyResult) -> dict[str, float | None]:
         "build_s": result.build_s,
     }
     if result.left is not None:
+        metrics["left"] = result.left.num
+    if result.left is not None and result.left.num:
         metrics |= {
-            "left": result.left.num,
             "left_expected_gain": result.left.expected_gain,
             "left_plausible_gain": result.left.plausible_gain,
         }
-    if result.source != "replayed":  # A replay holds no GPU.
+    if result.source == "measured" or (not result.source and result.held_s > 0):  # A replay holds no GPU.
         metrics |= {"gpu_busy_s": result.busy_s, "gpu_held_s": result.held_s}
     return metrics
 
@@ -130,19 +140,15 @@ def _tags(result: StudyResult) -> dict[str, str]:
     study = result.study
     tags = {
         "tunefarm.kind": "study",
-        "tunefarm.capability": study.device.arch,
-        "tunefarm.device": study.device.name,
         "tunefarm.status": result.status.value,
         "tunefarm.problem": study.label.removeprefix(f"{study.workload} {study.place} "),
         "mlflow.note.content": describe_study(result),
     }
     if result.source:
-        tags |= {"tunefarm.source": result.source, "tunefarm.timer": result.timer}
-    if result.recording:
-        tags["tunefarm.landscape"] = result.recording
+        tags["tunefarm.clocks"] = clocks(m for trial in result.trials for m in trial.measurements)
     if result.winner is not None:
         tags |= {"tunefarm.winner": str(result.winner.config), "tunefarm.reason": result.winner.reason}
-    return tags | {f"tunefarm.toolchain.{name}": str(version) for name, version in result.toolchain.items()}
+    return tags | origins(result)
 
 
 def describe_study(result: StudyResult) -> str:

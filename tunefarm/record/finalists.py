@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tunefarm.config import Config, Value
+from tunefarm.peaks import peak_tflops
+from tunefarm.record.clocks import clocks
 from tunefarm.study import StudyResult
 from tunefarm.trial import FAILURES, FINAL, Trial, Winner
 
@@ -18,7 +20,7 @@ class Finalist:
     """A candidate as a run.
 
     Attributes:
-        name: its place and its config: `1 BLOCK_N=128 num_warps=4`.
+        name: its place and what of its config is not that of all: `1 BLOCK_N=128 num_warps=4`. MLflow cuts names.
         params: its config as numbers where it has numbers: a truth is 1 or 0, and what is not set is left out.
         metrics: finite numbers only.
         tags: what it can be found by.
@@ -37,14 +39,26 @@ def finalists(result: StudyResult) -> tuple[Finalist, ...]:
     timed = [trial for trial in result.trials if trial.measurements and trial.outcome not in FAILURES]
     ranked = sorted(timed, key=lambda trial: (trial.config not in first, *_rank(trial)))[:MAX_FINALISTS]
     ranked.sort(key=_rank)
-    return tuple(_finalist(result, trial, place) for place, trial in enumerate(ranked, 1))
+    names = _telling([trial.config for trial in ranked])
+    return tuple(_finalist(result, trial, place, names) for place, trial in enumerate(ranked, 1))
+
+
+def _telling(configs: Sequence[Config]) -> list[str]:
+    """Params by which configs differ; all of them where that tells nothing."""
+    flat = [config.flat for config in configs]
+    names = list(dict.fromkeys(name for values in flat for name in values))
+    return [name for name in names if len({repr(values.get(name)) for values in flat}) > 1] or names
 
 
 def _rank(trial: Trial) -> tuple[int, float, int]:
     return -trial.rung, trial.median_ms or math.inf, trial.number
 
 
-def _finalist(result: StudyResult, trial: Trial, place: int) -> Finalist:
+def _said(config: Config, names: Sequence[str]) -> str:
+    return " ".join(f"{name}={config.flat[name]}" for name in names if name in config.flat)
+
+
+def _finalist(result: StudyResult, trial: Trial, place: int, names: Sequence[str]) -> Finalist:
     winner, build, ms = result.winner, trial.build, trial.median_ms
     assert ms is not None, "only who was timed can be a finalist"
     in_finals = trial.rung == FINAL
@@ -60,7 +74,7 @@ def _finalist(result: StudyResult, trial: Trial, place: int) -> Finalist:
     if build is not None:
         metrics |= {"registers": build.registers, "spills": build.spills, "shared_bytes": build.shared_bytes}
     return Finalist(
-        name=f"{place} {trial.config}",
+        name=f"{place} {_said(trial.config, names)}",
         params=numbers(trial.config),
         metrics=finite(metrics),
         tags={
@@ -68,11 +82,20 @@ def _finalist(result: StudyResult, trial: Trial, place: int) -> Finalist:
             "tunefarm.role": _role(trial.config, winner),
             "tunefarm.rung": "finals" if in_finals else str(trial.rung),
             "tunefarm.config": str(trial.config),
-            "tunefarm.source": trial.measurements[-1].source,
-            "tunefarm.capability": result.study.device.arch,
-            "tunefarm.device": result.study.device.name,
+            "tunefarm.clocks": clocks(trial.measurements[-1:]),
+            **origins(result),
         },
     )
+
+
+def origins(result: StudyResult) -> dict[str, str]:
+    """Where times come from, as tags of a study and of its finalists."""
+    tags = {"tunefarm.capability": result.study.device.arch, "tunefarm.device": result.study.device.name}
+    if result.source:
+        tags |= {"tunefarm.source": result.source, "tunefarm.timer": result.timer}
+    if result.recording:
+        tags["tunefarm.landscape"] = result.recording
+    return tags | {f"tunefarm.toolchain.{name}": str(version) for name, version in result.toolchain.items()}
 
 
 def _role(config: Config, winner: Winner | None) -> str:
@@ -83,12 +106,16 @@ def _role(config: Config, winner: Winner | None) -> str:
 
 
 def rates(result: StudyResult, ms: float) -> dict[str, float]:
-    """Bandwidth in TB/s, its share of the device's peak, and arithmetic rate in TFLOP/s, where they are known."""
-    rate = result.rate(ms)
+    """Bandwidth in TB/s, arithmetic rate in TFLOP/s, and their shares of the device's peaks, where they are known."""
+    rate, study = result.rate(ms), result.study
     found = {"bandwidth_tbps": rate["tbps"]} if "tbps" in rate else {}
-    if found and (peak_gbps := result.study.device.bandwidth_gbps) > 0:
+    if found and (peak_gbps := study.device.bandwidth_gbps) > 0:
         found["bandwidth_share"] = rate["tbps"] * 1e3 / peak_gbps
-    return found | ({"tflops": rate["tflops"]} if "tflops" in rate else {})
+    if "tflops" in rate:
+        found["tflops"] = rate["tflops"]
+        if (peak := peak_tflops(study.device, study.problem.dtypes.values())) is not None:
+            found["tflops_share"] = rate["tflops"] / peak
+    return found
 
 
 def numbers(config: Config) -> dict[str, str]:
@@ -100,6 +127,11 @@ def _number(value: Value) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
+def six_digits(value: float) -> float:
+    """As many as a person reads, and more than any timer gives."""
+    return float(f"{value:.6g}")
+
+
 def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """What is a number, in six digits: as many as a person reads, and more than any timer gives."""
-    return {name: float(f"{v:.6g}") for name, v in metrics.items() if v is not None and math.isfinite(v)}
+    """What is a number, in six digits."""
+    return {name: six_digits(v) for name, v in metrics.items() if v is not None and math.isfinite(v)}

@@ -53,7 +53,7 @@ def read_account(path: Path) -> Account:
     identity = first.opening.get("identity")
     identity = identity if isinstance(identity, dict) else {}
     pid = first.opening.get("pid", 0)
-    teller = _Teller()
+    teller = Teller()
     num_used = 0
     for event in current(Scan(path), identity.get("conditions", "")):
         num_used += 1
@@ -271,7 +271,7 @@ def _entry(config: str, life: _Life, bucket: int, closed: Mapping[int, str]) -> 
 
 
 @dataclass(slots=True, kw_only=True)
-class _Teller:
+class Teller:
     """Gathers events by study."""
 
     studies: dict[str, _Study] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from tunefarm.config import counted
 from tunefarm.device import Device
 from tunefarm.record.account import Account, Fate, StudyAccount
+from tunefarm.record.clocks import spread
 from tunefarm.record.figures import roofline, shares, short
 from tunefarm.record.sheet import (
     Cell,
@@ -107,7 +108,7 @@ def _winners(accounts: Sequence[Account]) -> Section:
         *(["times"] if is_mixed else []),
     ]  # fmt: skip
     return Section(
-        title="Winners", figures=tuple(_ceilings([s for a in accounts for s in a.competitions])),
+        title="Winners", figures=tuple(ceilings([s for a in accounts for s in a.competitions])),
         tables=(table("Winners", columns, rows, note=_NOTE),) if rows else (),
     )  # fmt: skip
 
@@ -136,7 +137,8 @@ def _winner(study: StudyAccount, *, is_mixed: bool) -> list[Given]:
     ]  # fmt: skip
 
 
-def _ceilings(studies: Sequence[StudyAccount]) -> Iterator[Figure]:
+def ceilings(studies: Sequence[StudyAccount]) -> Iterator[Figure]:
+    """Pictures of how near winners come to what the device can do."""
     rows = []
     for study in studies:
         winner = study.winner
@@ -211,10 +213,7 @@ def _clocks(studies: Sequence[StudyAccount]) -> str:
     telemetry = [m.telemetry for study in studies for m in study.measurements if m.telemetry]
     parts = []
     for name, unit in (("sm_mhz", "MHz"), ("memory_mhz", "MHz memory"), ("temperature_c", "C"), ("power_w", "W")):
-        found = [t[name] for t in telemetry if isinstance(t.get(name), int | float)]
-        if found:
-            low, high = short(min(found)), short(max(found))
-            parts.append(f"{low} {unit}" if low == high else f"{low} to {high} {unit}")
+        parts += [said] if (said := spread(telemetry, name, unit)) else []
     if throttled := sum(bool(t.get("throttle")) for t in telemetry):
         parts.append(f"throttled in {throttled} of {len(telemetry)} measurements")
     return ", ".join(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import math
 import tempfile
 import threading
@@ -15,17 +16,31 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tunefarm.export import holds
 from tunefarm.frozen import FrozenMap
 from tunefarm.pack_reader import load_pack
 from tunefarm.record.card import COSTS, MAX_TEXT, Card
 from tunefarm.record.finalists import Finalist
+from tunefarm.record.following import Follower
+from tunefarm.record.markdown import markdown
+from tunefarm.record.page import page
 from tunefarm.record.parquet import write_table
+from tunefarm.record.reading import read_account
 from tunefarm.record.registry import artifact_folder, register
+from tunefarm.record.report import report
+from tunefarm.record.standalone import drawn
 from tunefarm.record.store import SERVERS, connect, find_experiment
 
 MAX_BATCH = {"metrics": 800, "params": 100, "tags": 100}
 """Entities that go into one request: MLflow refuses as a whole one with more than 1000, or 100 of the latter two."""
 
+SHARED = tuple(f"tunefarm.{name}" for name in ("capability", "device", "source", "timer", "clocks"))
+"""Tags of studies that their sweep's run has, too, with every value that there is."""
+
+FIGURES = "figures"
+"""Folder of a study's pictures, among its artifacts."""
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -43,6 +58,8 @@ class Origin:
         toolchain: versions in the driver's process.
         checked: outputs are compared with a reference's.
         registered_as: the model of MLflow's registry whose candidate its pack becomes; empty for none.
+        ledger: where its figures and its report are made from; None for neither.
+        conditions: under which it records there.
     """
 
     workload: str
@@ -53,6 +70,8 @@ class Origin:
     toolchain: FrozenMap[str] = field(default_factory=FrozenMap)
     checked: bool = True
     registered_as: str = ""
+    ledger: Path | None = None
+    conditions: str = ""
 
 
 class Runs:
@@ -67,6 +86,8 @@ class Runs:
         self._experiment = self._parent = ""
         self._children: dict[str, tuple[str, str]] = {}
         self._metrics: dict[str, Mapping[str, float]] = {}
+        self._cards: dict[str, Card] = {}
+        self._follower = None if origin.ledger is None else Follower(origin.ledger, origin.conditions)
 
     def open(self) -> None:
         """Connects, once; finds or makes the experiment and the sweep's run, and learns which studies it has."""
@@ -79,7 +100,8 @@ class Runs:
             self._parent = found[0].info.run_id
             client.update_run(self._parent, status="RUNNING")
         else:
-            name = f"{self._origin.experiment} {time.strftime('%Y-%m-%d %H:%M')}"
+            # MLflow cuts names after some 16 letters, and its experiment is called as ours in most cases.
+            name = f"{time.strftime('%m-%d %H:%M')} {self._origin.experiment}"
             self._parent = client.create_run(self._experiment, run_name=name, tags=self._tags()).info.run_id
         for run in self._below(client, f"tags.`mlflow.parentRunId` = '{self._parent}'"):
             key = run.data.tags.get("tunefarm.study_key", "")
@@ -92,9 +114,9 @@ class Runs:
         found: list[Any] = []
         token = None
         while True:
-            page = client.search_runs([self._experiment], filter_string=which, page_token=token)
-            found += page
-            if not (token := page.token):
+            some = client.search_runs([self._experiment], filter_string=which, page_token=token)
+            found += some
+            if not (token := some.token):
                 return found
 
     def _tags(self) -> dict[str, str]:
@@ -113,38 +135,49 @@ class Runs:
         }
         return {name: value[:MAX_TEXT] for name, value in tags.items()}
 
-    def put(self, page: Card) -> None:
+    def put(self, card: Card) -> None:
         """Writes a study as a run under the sweep's, unless the very same is there already."""
         self.open()
-        run_id, seen = self._children.get(page.key, ("", ""))
-        if seen != page.digest:
+        run_id, seen = self._children.get(card.key, ("", ""))
+        if seen != card.digest:
             if run_id:
                 # Half-written before a crash, or overtaken by an edited space. Parameters cannot be rewritten.
                 self._delete(run_id)
-            self._children[page.key] = (self._write(page), page.digest)
-            self._metrics[page.key] = page.metrics
+            self._children[card.key] = (self._write(card), card.digest)
+            self._metrics[card.key] = card.metrics
+        self._cards[card.key] = card
+        if self._follower is not None:
+            self._follower.forget(card.key)
 
     def _delete(self, run_id: str) -> None:
         for run in self._below(self._client, f"tags.`mlflow.parentRunId` = '{run_id}'"):
             self._client.delete_run(run.info.run_id)
         self._client.delete_run(run_id)
 
-    def _write(self, page: Card) -> str:
+    def _write(self, card: Card) -> str:
         shown = {"mlflow.loggedArtifacts": '[{"path": "trials.json", "type": "table"}]'}
-        tags = {**self._place(self._parent, page), **shown}
-        run_id: str = self._client.create_run(self._experiment, run_name=page.name, tags=tags).info.run_id
-        self._children[page.key] = (run_id, "")
-        points = [(name, value, 0) for name, value in page.metrics.items()]
-        points += [(name, value, step) for name, curve in page.curve.items() for step, value in enumerate(curve, 1)]
-        self._log(run_id, points, page.params, page.tags)
-        self._log_table(run_id, page)
-        side_by_side(partial(self._write_finalist, run_id, page), page.finalists, self._num_hands)
+        tags = {**self._place(self._parent), "tunefarm.study_key": card.key, **shown}
+        run_id: str = self._client.create_run(self._experiment, run_name=card.name, tags=tags).info.run_id
+        self._children[card.key] = (run_id, "")
+        points = [(name, value, 0) for name, value in card.metrics.items()]
+        points += [(name, value, step) for name, curve in card.curve.items() for step, value in enumerate(curve, 1)]
+        self._log(run_id, points, card.params, card.tags)
+        # MLflow shows the newest first, and few at once: so the best is.
+        now_ms = int(time.time() * 1000)
+        acts: list[Callable[[], None]] = [
+            partial(self._write_finalist, run_id, card, finalist, now_ms - place)
+            for place, finalist in enumerate(card.finalists)
+        ]
+        with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
+            files = self._files(card, Path(folder))
+            acts += [partial(self._client.log_artifact, run_id, str(file), within) for file, within in files]
+            side_by_side(lambda act: act(), acts, self._num_hands)
         # Last: a run without it was not written to its end.
-        self._client.set_tag(run_id, "tunefarm.card", page.digest)
-        self._client.set_terminated(run_id, page.status)
+        self._client.set_tag(run_id, "tunefarm.card", card.digest)
+        self._client.set_terminated(run_id, card.status)
         return run_id
 
-    def _place(self, parent: str, page: Card) -> dict[str, str]:
+    def _place(self, parent: str) -> dict[str, str]:
         """Tags that say where a run belongs."""
         return {
             "mlflow.parentRunId": parent,
@@ -152,24 +185,33 @@ class Runs:
             "mlflow.source.type": "JOB",
             "tunefarm.sweep_id": self._origin.sweep_id,
             "tunefarm.workload": self._origin.workload,
-            "tunefarm.study_key": page.key,
         }
 
-    def _write_finalist(self, study: str, page: Card, finalist: Finalist) -> None:
-        tags = {**self._place(study, page), "tunefarm.study": page.name, **finalist.tags}
-        run = self._client.create_run(self._experiment, run_name=finalist.name, tags=tags)
+    def _write_finalist(self, study: str, card: Card, finalist: Finalist, began_ms: int) -> None:
+        tags = {**self._place(study), "tunefarm.study": card.name, **finalist.tags}
+        run = self._client.create_run(self._experiment, start_time=began_ms, run_name=finalist.name, tags=tags)
         points = [(name, value, 0) for name, value in finalist.metrics.items()]
         self._log(run.info.run_id, points, finalist.params, {})
         self._client.set_terminated(run.info.run_id)
 
-    def _log_table(self, run_id: str, page: Card) -> None:
-        """Every candidate, as Parquet for programs, and as JSON because MLflow's UI shows no other."""
-        table = json.loads(page.table)
-        with tempfile.TemporaryDirectory(prefix="tunefarm-") as name:
-            folder = Path(name)
-            (folder / "trials.json").write_text(page.table, encoding="utf-8")
-            write_table(folder / "trials.parquet", table["columns"], table["data"])
-            self._client.log_artifacts(run_id, str(folder))
+    def _files(self, card: Card, folder: Path) -> list[tuple[Path, str]]:
+        """Artifacts of a study, and the folder of each; every candidate is in two: MLflow's UI shows no Parquet."""
+        table, pictures = json.loads(card.table), self._figures(card)
+        (folder / "trials.json").write_text(card.table, encoding="utf-8")
+        write_table(folder / "trials.parquet", table["columns"], table["data"])
+        for name, picture in pictures.items():
+            (folder / name).write_bytes(picture)
+        return [(file, FIGURES if file.name in pictures else "") for file in sorted(folder.iterdir())]
+
+    def _figures(self, card: Card) -> dict[str, bytes]:
+        if self._follower is None:
+            return {}
+        try:
+            account = self._follower.account(card.key)
+            return {} if account is None else drawn(account)
+        except Exception as e:  # whatever a ledger holds: a study without figures is worth more than none
+            log.warning("no figures of %s: %s", card.name, e)
+            return {}
 
     def _log(
         self, run_id: str, points: list[tuple[str, float, int]], params: Mapping[str, str], tags: Mapping[str, str]
@@ -189,9 +231,12 @@ class Runs:
     def keep(self, pack: Path) -> None:
         """Keeps the pack beside the sweep's run and, if that is wanted, makes it the candidate of its model."""
         self.open()
-        digest = load_pack(pack).digest
+        loaded = load_pack(pack)
+        digest = loaded.digest
         self._client.log_artifact(self._parent, str(pack), artifact_folder(digest))
-        self._client.set_tag(self._parent, "tunefarm.pack", digest)
+        kept = [c for c in self._cards.values() if c.winner is not None and holds(loaded, c.study, c.winner)]
+        runs = [self._parent, *(self._children[card.key][0] for card in kept)]
+        side_by_side(lambda run: self._client.set_tag(run, "tunefarm.pack", digest), runs, self._num_hands)
         if self._origin.registered_as:
             tags = {"tunefarm.sweep_id": self._origin.sweep_id, "tunefarm.experiment": self._origin.experiment}
             register(self._client, self._origin.registered_as, pack, self._client.get_run(self._parent), tags)
@@ -205,7 +250,9 @@ class Runs:
         points += [("studies", len(studies), 0), ("winners", sum("time_us" in metrics for metrics in studies), 0)]
         if gains := [metrics["gain"] for metrics in studies if metrics.get("gain", 0.0) > 0]:
             points.append(("gain_geomean", math.exp(sum(map(math.log, gains)) / len(gains)), 0))
-        self._log(self._parent, points, {}, {})
+        tags = [card.tags for card in self._cards.values()]
+        told = {name: ", ".join(sorted({each[name] for each in tags if name in each})) for name in SHARED}
+        self._log(self._parent, points, {}, {name: many[:MAX_TEXT] for name, many in told.items() if many})
         if status == "FINISHED":
             # A request whose answer was lost, or a driver that was taken over, may have left a run that nobody knows.
             known = {run_id for run_id, _ in self._children.values()} | {self._parent}
@@ -214,6 +261,21 @@ class Runs:
                 if not mine or run.data.tags.get("mlflow.parentRunId", self._parent) not in known:
                     self._client.delete_run(run.info.run_id)
         self._client.set_terminated(self._parent, status)
+
+    def report(self) -> None:
+        """Keeps the report beside the sweep's run, as a page and as Markdown."""
+        self.open()
+        if self._origin.ledger is None:
+            return
+        try:
+            told = report([read_account(self._origin.ledger)])
+        except Exception as e:  # as of figures
+            log.warning("no report of %s: %s", self._origin.experiment, e)
+            return
+        with tempfile.TemporaryDirectory(prefix="tunefarm-") as name:
+            (Path(name) / "report.html").write_bytes(page(told))
+            (Path(name) / "report.md").write_text(markdown(told), encoding="utf-8")
+            self._client.log_artifacts(self._parent, name)
 
 
 def side_by_side(act: Callable[[T], None], items: Sequence[T], num: int) -> None:

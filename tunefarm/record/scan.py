@@ -19,6 +19,8 @@ _LINE_START = b'{"at_s":'
 class Scan:
     """One pass over a ledger file: iterate for its good events; the attributes are complete afterwards.
 
+    Whoever iterates again, while a driver is writing, gets what has come since.
+
     Attributes:
         num_events: good events.
         num_damaged: lines that are no events; they are skipped.
@@ -38,6 +40,8 @@ class Scan:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         try:
             with self._path.open("rb") as file:
+                file.seek(self.good_bytes)
+                self.torn = b""
                 for line in file:
                     if not line.endswith(b"\n"):
                         self.torn = line

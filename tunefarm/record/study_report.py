@@ -24,7 +24,7 @@ WORDS = {
 def study_section(study: StudyAccount, *, is_folded: bool) -> Section:
     """All that is told of a study."""
     return Section(
-        title=study.label, gist=gist(study), sentences=tuple(_sentences(study)), figures=tuple(_figures(study)),
+        title=study.label, gist=gist(study), sentences=tuple(_sentences(study)), figures=tuple(figures(study)),
         tables=tuple(each for each in _tables(study) if each.rows), is_folded=is_folded,
     )  # fmt: skip
 
@@ -133,7 +133,8 @@ def points(study: StudyAccount) -> tuple[list[tuple[float, float]], str]:
     return made, "GPU-busy seconds" if is_live else "measurements"
 
 
-def _figures(study: StudyAccount) -> Iterator[Figure]:
+def figures(study: StudyAccount) -> Iterator[Figure]:
+    """Pictures of a study."""
     if study.num_candidates and study.source:
         words = ", ".join(f"{count} {name}" for name, count in counts(study) if count)
         yield Figure(title="Candidates", picture=fates(counts(study)), words=words, says_all=True)

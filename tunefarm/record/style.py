@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
-CSS = """\
-:root { color-scheme: light dark; --page: #f6f7f9; --card: #fff; --ink: #1c2128; --soft: #59636e; --rule: #d9dee4;
+_LIGHT = """\
+--page: #f6f7f9; --card: #fff; --ink: #1c2128; --soft: #59636e; --rule: #d9dee4;
   --bar: #b3bfcc; --winner: #0b62d6; --default: #b84a00; --good: #17742f; --bad: #b3261e; --warn: #fff3d6;
   --warn-ink: #6b4700;
-  --pruned: #9db6d3; --merged: #a88bd0; --closed: #c9ced4; --left: #e4e7eb }
+  --pruned: #9db6d3; --merged: #a88bd0; --closed: #c9ced4; --left: #e4e7eb"""
+
+FIGURE = """\
+svg text { font-size: 12px; fill: var(--soft) }
+svg .name { fill: var(--ink); font-weight: 600 } svg .unit { font-size: 11px }
+svg text.winner { fill: var(--winner); font-weight: 600 } svg text.default { fill: var(--default) }
+.rule { stroke: var(--rule); stroke-width: .7 } .bar { fill: var(--bar) } .track { fill: var(--left) }
+.dots { stroke: var(--bar); stroke-width: 4.4; stroke-linecap: round }
+.mark { stroke-width: 1.8; stroke: var(--soft) } .mark.winner { stroke: var(--winner) }
+.mark.default { stroke: var(--default); stroke-dasharray: 4 3 } .span { stroke: var(--bar); stroke-width: 4;
+  stroke-linecap: round }
+.fill.winner { fill: var(--winner) } .hollow { fill: var(--card); stroke: var(--default); stroke-width: 1.6 }
+.way { fill: none; stroke: var(--winner); stroke-width: 2 }
+.fate.measured { fill: var(--winner) } .fate.pruned { fill: var(--pruned) } .fate.failed { fill: var(--bad) }
+.fate.merged { fill: var(--merged) } .fate.closed { fill: var(--closed) } .fate.left { fill: var(--left) }
+"""
+"""Of what is drawn, by class."""
+
+ALONE = f":root {{ {_LIGHT} }}\nsvg {{ font-family: system-ui, sans-serif }}\n{FIGURE}"
+"""Of a figure that is a file of its own: in light colours, whatever shows it."""
+
+CSS = (
+    ":root { color-scheme: light dark; "
+    + _LIGHT
+    + """\
+ }
 @media (prefers-color-scheme: dark) { :root { --page: #0f1318; --card: #171c23; --ink: #e3e8ee;
   --soft: #98a3b0; --rule: #2f3842;
   --bar: #4b5968; --winner: #6cb0ff; --default: #ff9a57; --good: #5fce7c; --bad: #ff8b82; --warn: #3a2e12;
@@ -37,18 +62,9 @@ details.fold { margin: 12px 0 } details.fold > summary { cursor: pointer; font-s
 .figures { columns: 3 320px; column-gap: 28px; margin: 10px 0 }
 figure { margin: 0 0 14px; max-width: 440px; break-inside: avoid }
 figcaption { font-size: 13px; font-weight: 600; margin: 4px 0 }
-svg { display: block; width: 100%; height: auto } svg text { font-size: 12px; fill: var(--soft) }
-svg .name { fill: var(--ink); font-weight: 600 } svg .unit { font-size: 11px }
-svg text.winner { fill: var(--winner); font-weight: 600 } svg text.default { fill: var(--default) }
-.rule { stroke: var(--rule); stroke-width: .7 } .bar { fill: var(--bar) } .track { fill: var(--left) }
-.dots { stroke: var(--bar); stroke-width: 4.4; stroke-linecap: round }
-.mark { stroke-width: 1.8; stroke: var(--soft) } .mark.winner { stroke: var(--winner) }
-.mark.default { stroke: var(--default); stroke-dasharray: 4 3 } .span { stroke: var(--bar); stroke-width: 4;
-  stroke-linecap: round }
-.fill.winner { fill: var(--winner) } .hollow { fill: var(--card); stroke: var(--default); stroke-width: 1.6 }
-.way { fill: none; stroke: var(--winner); stroke-width: 2 }
-.fate.measured { fill: var(--winner) } .fate.pruned { fill: var(--pruned) } .fate.failed { fill: var(--bad) }
-.fate.merged { fill: var(--merged) } .fate.closed { fill: var(--closed) } .fate.left { fill: var(--left) }
+svg { display: block; width: 100%; height: auto } """
+    + FIGURE
+    + """\
 .scroll { overflow-x: auto; max-width: 100% } table { border-collapse: collapse; font-size: 13px }
 th, td { text-align: left; padding: 4px 8px 4px 0; vertical-align: top; border-bottom: 1px solid var(--rule) }
 th { color: var(--soft); font-weight: 600; vertical-align: bottom } td { min-width: 3em }
@@ -66,6 +82,7 @@ th[aria-sort=ascending]::after { content: " \\2191" } th[aria-sort=descending]::
   .part { padding: 12px 10px } h1 { font-size: 21px } }
 @media print { .part, .facts div { break-inside: avoid } }
 """
+)
 
 SCRIPT = """\
 for (const head of document.querySelectorAll("thead th")) {

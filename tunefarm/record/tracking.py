@@ -33,6 +33,9 @@ _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 _AGAIN_S = 1.0
 
+REPORT = "report"
+"""Stands for it among what is not written yet; no study has such a key."""
+
 log = logging.getLogger(__name__)
 
 
@@ -103,7 +106,7 @@ class MlflowTracker:
     """
 
     def __init__(self, uri: str, origin: Origin) -> None:
-        self._uri = uri
+        self._uri, self._origin = uri, origin
         self._mirror = Runs(uri, origin)
         self._queue: queue.SimpleQueue[Card | None] = queue.SimpleQueue()
         self._left: dict[str, str] = {}
@@ -132,6 +135,9 @@ class MlflowTracker:
         self._status, self._give_up_s, self._pack = status, time.monotonic() + timeout_s, pack
         if pack is not None:
             self._left[str(pack)] = f"pack {pack}"
+        # One that goes on will have another to tell.
+        if self._origin.ledger is not None and status in ("FINISHED", "FAILED"):
+            self._left[REPORT] = "the report"
         self._queue.put(None)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
@@ -159,6 +165,7 @@ class MlflowTracker:
             self._keep()
             and not failed
             and (not self._status or self._attempt(lambda: self._mirror.close(self._status)))
+            and self._report()
         )
         if done:
             self._error = ""
@@ -170,6 +177,14 @@ class MlflowTracker:
             if not self._attempt(lambda: self._mirror.keep(pack)):
                 return False
             self._left.pop(str(pack))
+        return True
+
+    def _report(self) -> bool:
+        # Of a thousand studies it takes a minute: it comes when all else is told.
+        if REPORT in self._left:
+            if not self._attempt(self._mirror.report):
+                return False
+            self._left.pop(REPORT)
         return True
 
     def _is_away(self) -> bool:
