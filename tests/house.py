@@ -159,7 +159,9 @@ HOUSE = """
     runtime.templates       torch
     runtime.generated       torch
     runtime.activation
+    runtime.loading
     runtime.unmodified
+    runtime.capturing
     runtime.__main__
     runtime.site.sitecustomize
 
@@ -240,6 +242,8 @@ HOUSE = """
     cli.pack                typer* rich
     cli.init                typer* torch
     cli.plan                typer*
+    cli.captured
+    cli.capture             typer*
     cli.misses              typer*
     cli.repro               typer*
     cli.report              typer*

@@ -7,6 +7,7 @@ import typer
 from tunefarm import __version__
 from tunefarm.cli.aa import aa
 from tunefarm.cli.build import build
+from tunefarm.cli.capture import capture
 from tunefarm.cli.compare import compare
 from tunefarm.cli.doctor import doctor
 from tunefarm.cli.harvest import harvest
@@ -35,6 +36,7 @@ app.command()(sweep)
 app.command()(init)
 app.command()(plan)
 app.command()(build)
+app.command()(capture)
 app.command()(misses)
 app.command()(record)
 app.command()(harvest)

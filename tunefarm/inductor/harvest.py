@@ -12,6 +12,7 @@ import copy
 import io
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -69,20 +70,38 @@ def harvest(reference: str, folder: str, device: Device, *, products: bool = Tru
     listening: AbstractContextManager[Mapping[Gemm, int]] = recording_gemms() if products else nullcontext({})
     with standing_in(device), listening as asked:
         sources, breaks = _generate(make, reference)
-        found = [_read(name, source) for name, source in sources]
-    if not found and not asked:
+        kernels, left = read_kernels(dict.fromkeys(sources, 1))
+    if not (kernels or left or asked):
         raise SpecError(
             f"torch.compile generates no Triton kernel for {reference}",
             hint="its tensors must lie on the GPU, and something must be left for Inductor to fuse",
         )
+    return Harvest(
+        kernels=tuple(kernel for kernel, _ in kernels), left=tuple(left), breaks=breaks, products=dict(asked)
+    )
+
+
+def read_kernels(
+    sources: Mapping[tuple[str, str], int],
+) -> tuple[list[tuple[Generated, int]], dict[tuple[str, str], int]]:
+    """What can be tuned of what Inductor generated, and (name, reason) of what cannot, with how often each is launched.
+
+    Args:
+        sources: launches by (name, text of the file), written with `benchmark_kernel` on.
+    """
     kernels: dict[str, Generated] = {}
-    left: dict[tuple[str, str], None] = {}
-    for kernel in found:
+    launches: Counter[str] = Counter()
+    left: Counter[tuple[str, str]] = Counter()
+    for (name, source), number in sources.items():
+        kernel = _read(name, source)
         if isinstance(kernel, tuple):
-            left[kernel] = None
+            left[kernel] += number
         elif (other := kernels.setdefault(kernel.key, kernel)).buffers != kernel.buffers:
-            left[kernel.name, f"Inductor cannot tell it from {other.module}, of other element types or strides"] = None
-    return Harvest(kernels=tuple(kernels.values()), left=tuple(left), breaks=breaks, products=dict(asked))
+            reason = f"Inductor cannot tell it from {other.module}, of other element types or strides"
+            left[kernel.name, reason] += number
+        else:
+            launches[kernel.key] += number
+    return [(kernel, launches[key]) for key, kernel in kernels.items()], dict(left)
 
 
 def _generate(make: Callable[[], Any], reference: str) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
