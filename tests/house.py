@@ -185,6 +185,7 @@ HOUSE = """
     replaying
     shards
     missed
+    captured
     repro_script
     repro
     dispatch
@@ -242,7 +243,7 @@ HOUSE = """
     cli.pack                typer* rich
     cli.init                typer* torch
     cli.plan                typer*
-    cli.captured
+    cli.captured            torch
     cli.capture             typer*
     cli.misses              typer*
     cli.repro               typer*

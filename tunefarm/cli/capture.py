@@ -39,13 +39,17 @@ def capture(
 
     Example: tunefarm capture --out captured -- python train.py --steps 20
     """
-    from tunefarm.captured import read_capture
-    from tunefarm.cli.captured import write_experiments
-    from tunefarm.cli.folders import check_output
+    from tunefarm.cli.folders import cache_folder, check_output
+    from tunefarm.inductor import standin
 
     check_output(out / "experiment.yaml")
     export = export or f"packs/{out.resolve().name}.json"
     check_output(Path(export))
+    # Before anything imports torch.
+    standin.prepare(cache_folder())
+    from tunefarm.captured import read_capture
+    from tunefarm.cli.captured import write_experiments
+
     with tempfile.TemporaryDirectory(prefix="tunefarm-capture-") as folder:
         code = _run(command, Path(folder))
         found = read_capture(Path(folder))
