@@ -145,7 +145,7 @@ def test_a_readme_gets_the_block_between_its_markers(tmp_path: Path) -> None:
 
 
 def test_our_readme_has_a_place_for_the_results() -> None:
-    text = (ROOT / "README.md").read_text("utf-8")
+    text = (ROOT / "experiments/benchmarks/README.md").read_text("utf-8")
     assert "| softmax 8192x4096 bf16 |" in results.insert(text, results.table([record()]), file="README.md")
 
 

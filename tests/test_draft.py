@@ -79,6 +79,13 @@ def test_shapes_are_followed_through_views(folder: Path) -> None:
     assert f"  b: [n_rows, n_cols] # {FILL_IN}: its shape; this is a guess\n" in made.text
 
 
+def test_a_dim_without_a_name_is_a_dim(folder: Path) -> None:
+    made = drafted(folder, "halves_kernel")
+    assert f"  x: [n_rows, x_1] # {FILL_IN}: its shape; this is a guess\n" in made.text
+    _, (study,) = planned(made, folder)
+    assert study.candidates
+
+
 def test_scalars_are_values_and_names_do_not_collide(folder: Path) -> None:
     made = drafted(folder, "scale_kernel")
     assert "# scale_by_two launches it, too" in made.text

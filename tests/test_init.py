@@ -29,7 +29,7 @@ def test_from_a_kernel_to_its_plan(folder: Path, store: Path, warm: Warm) -> Non
     assert lines[-2:] == ["plan     216 candidates in 1 study", "next     tunefarm plan matmul.yaml"]
     done = warm(*lines[-1].split()[2:], folder=folder, store=store)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("matmul_kernel sm_90 4096x4096x4096 bf16: 216 candidates")
+    assert done.stdout.startswith("matmul sm_90 4096x4096x4096 bf16: 216 candidates")
 
 
 def test_nothing_is_written_over(folder: Path, store: Path, warm: Warm) -> None:
@@ -46,8 +46,8 @@ def test_what_cannot_be_planned_yet_says_where(folder: Path, store: Path, warm: 
     assert (done.returncode, done.stderr) == (0, "")
     told = json.loads(done.stdout)
     assert told["experiment"] == "new/lonely.yaml"
-    assert told["plan"].startswith("not yet: new/lonely.yaml:4: workload.call: ../ops.py has no 'FILL_IN'")
-    assert 4 in [line["line"] for line in told["fill_in"]]
+    assert told["plan"].startswith("not yet: new/lonely.yaml:5: workload.call: ../ops.py has no 'FILL_IN'")
+    assert 5 in [line["line"] for line in told["fill_in"]]
     assert (folder / "new" / "lonely.yaml").exists()
 
 

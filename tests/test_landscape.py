@@ -11,8 +11,15 @@ import pytest
 from farm import write_experiment, write_landscape
 
 from tunefarm import landscape
+from tunefarm.cli.opening import open_experiment
 from tunefarm.document import compress
 from tunefarm.errors import LandscapeError
+from tunefarm.frozen import FrozenMap
+from tunefarm.landscape import Recorded
+from tunefarm.plan import choose_targets, plan
+from tunefarm.problem import Problem
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
 
 @pytest.fixture
@@ -73,3 +80,27 @@ def test_a_problem_is_recorded_once(recording: Path) -> None:
         LandscapeError, match=r"is malformed: ValueError: 1000 fp32 is recorded twice \(record it again"
     ):
         landscape.load(recording)
+
+
+@pytest.mark.parametrize(
+    ("variables", "num_bytes", "says"),
+    [({"n": 64, "rows": 3}, 0.0, ""),
+     ({"n": 64, "rows": 4}, 0.0, "with rows=3, not 4"),
+     ({"n": 64, "columns": 4}, 1000.0, ""),  # of names that only one has nothing follows
+     ({"n": 64}, 8000.0, "with 1,000 bytes a call, not 8,000")],
+)  # fmt: skip
+def test_a_recording_is_of_calls_of_one_size(variables: dict[str, Any], num_bytes: float, says: str) -> None:
+    recorded = Recorded(problem=Problem(), entries=(), num_bytes=1000.0, variables=FrozenMap({"n": 64, "rows": 3}))
+    assert recorded.differs(variables, num_bytes, 0.0) == says
+
+
+def test_a_size_that_the_kernel_s_key_leaves_out_is_not_replayed_for_another(tmp_path: Path) -> None:
+    """Eight times the rows would otherwise take the same time: more than the device's bandwidth."""
+    text = (EXPERIMENTS / "swiglu.yaml").read_text()
+    text = text.replace("n_rows: 4096, n_cols: 28672", "n_rows: 32768, n_cols: 28672")
+    for folder in ("kernels", "landscapes"):
+        text = text.replace(f": {folder}/", f": {EXPERIMENTS / folder}/")
+    resolved = open_experiment(tmp_path / "swiglu.yaml", text)
+    says = r"as it was recorded with 704,\d+,\d+ bytes a call, not 5,\d+,\d+,\d+ \(the"
+    with pytest.raises(LandscapeError, match=says):
+        plan(resolved, choose_targets(resolved.experiment, []))

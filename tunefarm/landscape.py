@@ -1,7 +1,8 @@
 """Landscape: a recorded search space, every config of it measured; replaying one needs no GPU.
 
 {"format": "tunefarm-landscape", "version": 1, "kernel", "source_hash", "device": {...}, "toolchain": {...},
- "timer", "date", "problems": [{"problem": {...}, "reference_ms", "bytes", "flops", "entries": [
+ "timer", "date", "problems": [{"problem": {...}, "variables": {...}, "reference_ms", "bytes", "flops",
+  "entries": [
     {"config", "outcome", "failure", "build", "warmup_ms": [...], "samples_ms": [...], "error"}]}]}
 """
 
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunefarm.config import Config
+from tunefarm.config import Config, Value
 from tunefarm.device import Device
 from tunefarm.document import compress, parse_json, read_text, write_atomic
 from tunefarm.errors import LandscapeError, UserError
@@ -57,6 +58,7 @@ class Recorded:
         reference_ms: the reference operation under the same timer, if it was timed.
         num_bytes: compulsory memory traffic of one call, 0 where unknown.
         flops: arithmetic of one call, 0 where unknown.
+        variables: of the experiment that recorded it; none where it was not said.
     """
 
     problem: Problem
@@ -64,6 +66,25 @@ class Recorded:
     reference_ms: float | None = None
     num_bytes: float = 0.0
     flops: float = 0.0
+    variables: FrozenMap[Value] = field(default_factory=FrozenMap)
+
+    def differs(self, variables: Mapping[str, Value], num_bytes: float, flops: float) -> str:
+        """In what a call of the same facts is another than this, for people; empty as far as they are known to be one.
+
+        A kernel's key need not name all sizes: rows beside each other, for instance, take the time that they take.
+
+        Args:
+            variables: of the call.
+            num_bytes: its compulsory memory traffic, 0 where unknown.
+            flops: its arithmetic, 0 where unknown.
+        """
+        for name, value in variables.items():
+            if name in self.variables and self.variables[name] != value:
+                return f"with {name}={self.variables[name]}, not {value}"
+        for what, mine, other in (("bytes", self.num_bytes, num_bytes), ("operations", self.flops, flops)):
+            if mine and other and not math.isclose(mine, other, rel_tol=0.01):
+                return f"with {mine:,.0f} {what} a call, not {other:,.0f}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +114,34 @@ class Landscape:
     def find(self, problem: Problem) -> Recorded | None:
         """The recording of exactly this problem, or None."""
         return next((r for r in self.problems if r.problem == problem), None)
+
+    def check(self, kernel: str, source_hash: str, timer: str, file: str) -> None:
+        """Refuses a landscape that is another kernel's, of another text of it, or timed otherwise.
+
+        Args:
+            kernel: name of the kernel that is to be replayed.
+            source_hash: likewise.
+            timer: that is asked for.
+            file: where this landscape was read, for the message.
+
+        Raises:
+            LandscapeError: it is.
+        """
+        if (self.source_hash, self.kernel) != (source_hash, kernel):
+            raise LandscapeError(
+                f"records kernel {self.kernel} with source hash {self.source_hash[:12]}, the workload's kernel "
+                f"{kernel} has {source_hash[:12]}",
+                file=file,
+                hint="the kernel has changed since: record it again with `tunefarm record` on a GPU"
+                if self.kernel == kernel
+                else "it is another kernel's: name a recording of this one",
+            )
+        if self.timer != timer:
+            raise LandscapeError(
+                f"was recorded with the {self.timer} timer, the experiment asks for {timer}",
+                file=file,
+                hint="times of different timers are never compared: record it again, or set the experiment's timer",
+            )
 
     def get(self, problem: Problem, file: str) -> Recorded:
         """The recording of exactly this problem.
@@ -125,6 +174,7 @@ def dumps(landscape: Landscape) -> bytes:
             {
                 "problem": r.problem.to_json(), "reference_ms": r.reference_ms, "bytes": r.num_bytes, "flops": r.flops,
                 "entries": [_entry_to_json(e) for e in r.entries],
+                **({"variables": dict(r.variables)} if r.variables else {}),
             }
             for r in landscape.problems
         ],
@@ -195,6 +245,7 @@ def _from_json(data: Mapping[str, Any]) -> Landscape:
             Recorded(
                 problem=Problem.from_json(r["problem"]), reference_ms=r["reference_ms"], num_bytes=r["bytes"],
                 flops=r["flops"], entries=tuple(_entry_from_json(e) for e in r["entries"]),
+                variables=FrozenMap(r.get("variables", {})),
             )
             for r in data["problems"]
         ),

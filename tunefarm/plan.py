@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from tunefarm import landscape as landscapes
@@ -169,32 +169,19 @@ def require_meter(experiment: Experiment, targets: Sequence[Target]) -> None:
         )
 
 
-def check_landscape(target: Target, workload: Workload, problems: Iterable[Problem], timer: str) -> None:
-    """Refuses to replay what another kernel did, what was timed otherwise, or what nobody did.
+def _check_landscape(planned: PlannedStudy) -> None:
+    """Refuses to replay what nobody recorded.
 
     Raises:
-        LandscapeError: the landscape records another kernel, another text of this one, another timer, or not all of
-            the problems.
+        LandscapeError: the landscape lacks the problem, or has it at another size.
     """
-    recording = landscapes.load_cached(target.landscape)
-    current = source_hash(workload.kernel)
-    if recording.source_hash != current or recording.kernel != workload.signature.kernel:
+    file, study = planned.target.landscape, planned.study
+    recorded = landscapes.load_cached(file).get(study.problem, file)
+    if reason := recorded.differs(study.variables, planned.num_bytes, planned.flops):
         raise LandscapeError(
-            f"records kernel {recording.kernel} with source hash {recording.source_hash[:12]}, the workload's kernel "
-            f"{workload.signature.kernel} has {current[:12]}",
-            file=target.landscape,
-            hint="the kernel has changed since: record it again with `tunefarm record` on a GPU"
-            if recording.kernel == workload.signature.kernel
-            else "it is another kernel's: name a recording of this one",
-        )
-    if recording.timer != timer:
-        raise LandscapeError(
-            f"was recorded with the {recording.timer} timer, the experiment asks for {timer}",
-            file=target.landscape,
-            hint="times of different timers are never compared: record it again, or set the experiment's timer",
-        )
-    for problem in problems:
-        recording.get(problem, target.landscape)
+            f"holds problem {study.problem.label} as it was recorded {reason}", file=file,
+            hint="the kernel's key does not tell the two apart: record this one with `tunefarm record` on a GPU",
+        )  # fmt: skip
 
 
 def plan(resolved: Resolved, targets: Sequence[Target]) -> list[PlannedStudy]:
@@ -211,8 +198,13 @@ def plan(resolved: Resolved, targets: Sequence[Target]) -> list[PlannedStudy]:
         except SpecError as e:
             raise located(e, resolved.experiment) from None
         if target.meter == "replay":
-            problems = [s.study.problem for s in mine if not s.skipped]
-            check_landscape(target, resolved.workload, problems, resolved.experiment.timer)
+            kernel = resolved.workload.kernel
+            landscapes.load_cached(target.landscape).check(
+                resolved.workload.signature.kernel, source_hash(kernel), resolved.experiment.timer, target.landscape
+            )
+            for study in mine:
+                if not study.skipped:
+                    _check_landscape(study)
         studies += mine
     _check_distinct(resolved.experiment, studies)
     return studies
@@ -237,7 +229,7 @@ def narrowed(
     if study.skipped:
         return None
     if planned.target.meter == "replay":
-        landscapes.load_cached(planned.target.landscape).get(study.study.problem, planned.target.landscape)
+        _check_landscape(study)
     return replace(study, candidates=tuple(c for c in study.candidates if c in entrants), checks=())
 
 

@@ -57,6 +57,7 @@ def record(errands: Errands, planned: Sequence[PlannedStudy], num_samples: int =
                 reference_ms=next((r.reference_ms for r in results if r.reference_ms is not None), None),
                 num_bytes=study.num_bytes,
                 flops=study.flops,
+                variables=study.study.variables,
             )
         )
     return Landscape(

@@ -2,7 +2,7 @@
 
     python experiments/benchmarks/compare.py --only softmax,rms_norm [--problems N] [--peers default,tuned,eager]
     python experiments/benchmarks/compare.py --packs packs            # packs of earlier sweeps, nothing is tuned
-    python experiments/benchmarks/compare.py --draw --readme README.md  # from what was recorded; no GPU
+    python experiments/benchmarks/compare.py --draw --readme experiments/benchmarks/README.md  # from records; no GPU
 
 Each experiment is swept on this machine's GPU; then, in a fresh process, all contenders of a problem are timed
 interleaved. `results.jsonl` in the folder given by `--out` keeps every sample; later calls add to it, or replace what

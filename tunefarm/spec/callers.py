@@ -3,6 +3,7 @@
     n_rows, n_cols = x.shape                    x: [n_rows, n_cols]
     shape = x.shape; n = shape[-1]              x: [x_0, n]
     m, n = a.shape[0], b.size(1)                a: [m, a_1], b: [b_0, n]
+    m, n = x.shape[0], x.shape[1] // 2          x: [m, x_1]
     assert a.shape[1] == b.shape[0]             what is equal has one name
     y = torch.empty_like(x); n = y.numel()      x: [n]
 
@@ -196,15 +197,22 @@ class _Shapes:
         for node in nodes:
             if isinstance(node, ast.Assert):
                 self._equate(node.test)
+        # A dim that has no name of its own, as that of `x.shape[1] // 2`, is a dim all the same.
+        self._places: dict[str, set[int]] = {}
+        for place in filter(None, map(self._dim, ast.walk(function))):
+            self._places.setdefault(place[0], set()).add(place[1])
 
     def of(self, name: str) -> tuple[tuple[str, ...], bool]:
         """Names of an argument's dims, and whether one of them is a guess; none if nothing is known."""
         if name in self._whole:
             return self._whole[name], False
         dims = self._dims.get(name, {})
-        if not dims:
-            return ((self._count[name],), False) if name in self._count else ((), True)
-        rank = max([*(at + 1 for at in dims if at >= 0), *(-at for at in dims if at < 0), 2 if min(dims) < 0 else 1])
+        if not dims and name in self._count:
+            return (self._count[name],), False
+        places = dims.keys() | self._places.get(name, set())
+        if not places:
+            return (), True
+        rank = max(*(at + 1 if at >= 0 else -at for at in places), 2 if min(places) < 0 else 1)
         at = {place % rank: dim for place, dim in dims.items()}
         return tuple(at.get(place, f"{name}_{place}") for place in range(rank)), len(at) < rank
 
@@ -238,7 +246,7 @@ class _Shapes:
             return self._alias.get(_name(node.value), "")
         return self._kept.get(_name(node), "")
 
-    def _dim(self, node: ast.expr) -> tuple[str, int] | None:
+    def _dim(self, node: ast.AST) -> tuple[str, int] | None:
         """The argument and the place of the dim that this is; None if it is something else."""
         if isinstance(node, ast.Subscript) and (owner := self._shaped(node.value)):
             return _placed(owner, node.slice)

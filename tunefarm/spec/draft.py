@@ -141,7 +141,7 @@ def draft(
         facts["workload"] = f"{own}, which is there already"
     else:
         space = _space(signature, autotuned, callers[0].given if callers else frozenset())
-        head, variables = _workload_lines(found, callers, autotuned, space)
+        head, variables = _workload_lines(found, name, callers, autotuned, space)
         facts["call"] = f"{callers[0].name}, which launches it" if callers else "no function found that launches it"
     facts["space"] = space.told
     here = arch if arch in NOMINAL else "sm_90"
@@ -213,15 +213,17 @@ class _Space:
 
 
 def _workload_lines(
-    found: _Target, callers: Sequence[Caller], autotuned: Autotuned | None, space: _Space
+    found: _Target, name: str, callers: Sequence[Caller], autotuned: Autotuned | None, space: _Space
 ) -> tuple[list[str], dict[str, Value]]:
     """The workload by its parts, its inputs, and values of the variables that these have."""
     caller = callers[0] if callers else None
     others = ", ".join(c.name for c in callers[1:4])
+    # What MLflow and its registry know it by, too.
+    own = [f"  name: {name}"] if name != found.signature.kernel else []
     note = f" # {others} {'launches' if len(callers) == 2 else 'launch'} it, too" if others else ""
     if caller is None:
         note = f" # {FILL_IN}: the function of production that launches the kernel"
-    lines = ["workload:", f"  call: {found.source}:{caller.name if caller else _UNKNOWN}{note}"]
+    lines = ["workload:", *own, f"  call: {found.source}:{caller.name if caller else _UNKNOWN}{note}"]
     lines.append(f"  kernel: {found.source}:{found.path}")
     lines.append(_reference_line(found, caller))
     if autotuned is not None:
