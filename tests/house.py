@@ -15,6 +15,7 @@ HOUSE = """
     device
     trial
     limits
+    occupancy
     study
     document
     exposition
@@ -60,8 +61,14 @@ HOUSE = """
     bench.tensors           torch
     bench.launch            triton
     bench.cubin
+    bench.flow
+    bench.listing
+    bench.sass
+    bench.toolkit           triton
     bench.build             triton
     bench.store
+    bench.inspection
+    bench.findings
     bench.verify            torch
     bench.cuda
     bench.telemetry         torch pynvml
@@ -186,6 +193,7 @@ HOUSE = """
     missed
     repro_script
     repro
+    inspecting
     dispatch
     turns
     builds
@@ -243,6 +251,8 @@ HOUSE = """
     cli.misses              typer*
     cli.repro               typer*
     cli.report              typer*
+    cli.inspect_card        rich
+    cli.inspect             typer*
     cli.record              typer*
     cli.exporting
     cli.closing             typer*
