@@ -44,11 +44,13 @@ class Look:
         inspection: its figures.
         findings: what is worth a look.
         texts: of the compiler's stages and of the machine code, by stage, in the order in which they are made.
+        cubin: the machine code itself.
     """
 
     inspection: Inspection
     findings: tuple[Finding, ...]
     texts: FrozenMap[str]
+    cubin: bytes
 
 
 def choose(planned: Sequence[PlannedStudy], name: str, file: str) -> PlannedStudy:
@@ -230,4 +232,9 @@ def _look(stages: Stages, device: Device, config: Config, grid: tuple[int, ...],
     code = parse_sass(sass)
     inspection = inspect(stages, code, device, config, grid)
     seen = Seen(inspection=inspection, code=code, texts=stages.texts, doubts=doubtful)
-    return Look(inspection=inspection, findings=findings(seen), texts=FrozenMap(stages.texts, **{SASS: sass}))
+    return Look(
+        inspection=inspection,
+        findings=findings(seen),
+        texts=FrozenMap(stages.texts, **{SASS: sass}),
+        cubin=stages.artifact.cubin,
+    )

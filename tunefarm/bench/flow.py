@@ -38,6 +38,8 @@ class Natural:
 
 def loops(steps: Sequence[Step]) -> tuple[Natural, ...]:
     """The natural loops of a listing whose first instruction is its entry, in the order of their heads."""
+    if not steps:
+        return ()
     starts = _block_starts(steps)
     place = {start: number for number, start in enumerate(starts)}
     ends = [*starts[1:], len(steps)]
@@ -67,7 +69,7 @@ def loops(steps: Sequence[Step]) -> tuple[Natural, ...]:
 
 
 def _block_starts(steps: Sequence[Step]) -> list[int]:
-    starts = {0} if steps else set()
+    starts = {0}
     for index, step in enumerate(steps):
         starts.update(step.targets)
         if (step.targets or not step.falls) and index + 1 < len(steps):
@@ -95,7 +97,7 @@ def _reachable(after: Sequence[Sequence[int]]) -> list[int]:
     """Blocks that the entry reaches, each after all by which it is entered but for loops."""
     done: list[int] = []
     seen = {0}
-    stack = [(0, iter(after[0]))] if after else []
+    stack = [(0, iter(after[0]))]
     while stack:
         block, nexts = stack[-1]
         following = next((b for b in nexts if b not in seen), None)

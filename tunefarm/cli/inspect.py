@@ -27,6 +27,9 @@ class Stage(enum.StrEnum):
     SASS = "sass"
 
 
+WITHOUT_SOURCE = "what Triton compiled of it elsewhere can be inspected all the same: name the .cubin in its cache"
+
+
 def inspect(
     file: Annotated[
         Path, typer.Argument(metavar="EXPERIMENT", help="Experiment file, or a .cubin of Triton's.", show_default=False)
@@ -104,10 +107,17 @@ def _experiment(
 ) -> tuple[str, list[Look]]:
     from tunefarm.cli import opening
     from tunefarm.device import named, nominal
+    from tunefarm.errors import SpecError
     from tunefarm.inspecting import choose, look
     from tunefarm.plan import Target, plan
+    from tunefarm.source import HOME
 
-    resolved = opening.open_experiment(file)
+    try:
+        resolved = opening.open_experiment(file)
+    except SpecError as e:
+        if HOME not in e.hint:
+            raise
+        raise SpecError(str(e.args[0]), file=e.file, key=e.key, hint=f"{e.hint}; {WITHOUT_SOURCE}") from None
     _ = resolved.workload  # recordings have no kernel
     arch = named(device).arch if device else resolved.experiment.devices[0].arch
     planned = plan(resolved, [Target(device=nominal(arch))])
