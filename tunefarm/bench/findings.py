@@ -91,7 +91,7 @@ def _spills(seen: Seen) -> Iterator[Finding]:
     within = _of_kinds([seen.code.instructions[i] for i in sorted(inside)], sass.LOCAL_LOAD, sass.LOCAL_STORE)
     most = min(MAX_REGISTERS, registers_for(it.device, 1, it.num_warps))
     asked = it.config.options.get("maxnreg")
-    why = f"maxnreg={asked}" if asked else f"a thread of {it.num_warps} warps may have {most}"
+    why = f"maxnreg={asked}" if asked else f"a block of {counted(it.num_warps, 'warp')} leaves a thread {most}"
     yield Finding(
         kind="spills",
         evidence=(
