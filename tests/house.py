@@ -182,6 +182,8 @@ HOUSE = """
     inductor.standin        torch
     inductor.kernel
     inductor.harvest        torch
+    inductor.breaks         torch
+    inductor.survey         torch
     inductor.writing
 
     .
@@ -252,6 +254,7 @@ HOUSE = """
     cli.repro               typer*
     cli.report              typer*
     cli.inspect_card        rich
+    cli.inspect_model       typer*
     cli.inspect             typer*
     cli.record              typer*
     cli.exporting

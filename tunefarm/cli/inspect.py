@@ -32,14 +32,19 @@ WITHOUT_SOURCE = "what Triton compiled of it elsewhere can be inspected all the 
 
 def inspect(
     file: Annotated[
-        Path, typer.Argument(metavar="EXPERIMENT", help="Experiment file, or a .cubin of Triton's.", show_default=False)
-    ],
+        Path | None,
+        typer.Argument(metavar="[EXPERIMENT]", help="Experiment file, or a .cubin of Triton's.", show_default=False),
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="In its place: what torch.compile makes of FILE.py:FUNCTION.", show_default=False)
+    ] = "",
     study: Annotated[
         str,
         typer.Option(help="Its number, its name, or variables: n_cols=4096; default: the first.", show_default=False),
     ] = "",
     device: Annotated[
-        str, typer.Option(help="Arch or name of the GPU; default: the experiment's first.", show_default=False)
+        str,
+        typer.Option(help="Arch or name of the GPU; default: the experiment's first, or sm_90.", show_default=False),
     ] = "",
     config: Annotated[str, typer.Option(help="`default`, `winner`, or 'BLOCK=1024 num_warps=4'.")] = "default",
     against: Annotated[str, typer.Option(help="A second config, to be shown beside.", show_default=False)] = "",
@@ -61,6 +66,9 @@ def inspect(
     Nothing is launched: it is compiled for the arch on the CPU, and disassembled. What a config leaves out is as in
     the default.
 
+    With --model: the graphs that torch.compile makes of what FUNCTION() returns, (callable, inputs), where and why
+    they break, and which operations are fused to which kernel.
+
     Example: tunefarm inspect experiments/softmax.yaml --study n_cols=4096 --against num_warps=8
     """
     from tunefarm.errors import UserError
@@ -69,14 +77,20 @@ def inspect(
         raise UserError("--json leaves no place for --stage", hint="leave one out, or write the stage to --out")
     if out is not None and out.exists() and not out.is_dir():
         raise UserError("is no folder", file=str(out), hint="name a folder to write stages to")
-    if file.suffix == ".cubin":
-        if study or config != "default" or against or sweep or pack:
-            raise UserError(
-                "a cubin is one config of one problem", file=str(file), hint="name it with --device at most"
-            )
-        title, looks = _cubin(file, device)
-    else:
+    of_study = bool(study or config != "default" or against or sweep or pack)
+    if model or file is None:
+        _model(file, model, device, out, of_study=of_study or stage is not None, as_json=as_json)
+        return
+    if file.suffix != ".cubin":
         title, looks = _experiment(file, study, device, [config, *([against] if against else [])], sweep, pack)
+    elif of_study:
+        raise UserError("a cubin is one config of one problem", file=str(file), hint="name it with --device at most")
+    else:
+        title, looks = _cubin(file, device)
+    _show(title, looks, stage, out, as_json=as_json)
+
+
+def _show(title: str, looks: Sequence[Look], stage: Stage | None, out: Path | None, *, as_json: bool) -> None:
     written = _write(looks, out, stage) if out is not None else []
     if as_json:
         from tunefarm.cli.inspect_card import plain
@@ -90,6 +104,21 @@ def inspect(
         _print_stage(looks, stage)
     else:
         _print(title, looks)
+
+
+def _model(file: Path | None, model: str, device: str, out: Path | None, *, of_study: bool, as_json: bool) -> None:
+    from tunefarm.cli.inspect_model import inspect_model
+    from tunefarm.errors import UserError
+
+    if bool(file) == bool(model):
+        message = "both an experiment and a model are named" if model else "nothing to inspect is named"
+        raise UserError(message, hint="name an experiment file, or --model FILE.py:FUNCTION")
+    if of_study:
+        raise UserError(
+            "--study, --config, --against, --sweep, --pack and --stage are about an experiment",
+            hint="leave them out with --model: its graphs are written to --out",
+        )
+    inspect_model(model, device or "sm_90", out, as_json=as_json)
 
 
 def _cubin(file: Path, device: str) -> tuple[str, list[Look]]:
@@ -141,24 +170,14 @@ def _config(text: str, study: PlannedStudy, resolved: Resolved, sweep: str, pack
 
 
 def _write(looks: Sequence[Look], out: Path, stage: Stage | None) -> list[Path]:
-    from tunefarm.document import write_atomic
-    from tunefarm.errors import UserError
+    from tunefarm.cli.folders import write_texts
 
-    written = []
+    texts: dict[str, str] = {}
     for number, look in enumerate(looks):
         mark = "" if len(looks) == 1 else f".{('one', 'other')[number]}"
-        for name, text in look.texts.items():
-            if stage is None or name == stage:
-                path = out / f"{look.inspection.kernel}.{look.inspection.device.arch}{mark}.{name}"
-                try:
-                    out.mkdir(parents=True, exist_ok=True)
-                    write_atomic(path, text.encode())
-                except OSError as e:
-                    raise UserError(
-                        f"cannot be written: {e.strerror}", file=str(path), hint="name another --out"
-                    ) from None
-                written.append(path)
-    return written
+        start = f"{look.inspection.kernel}.{look.inspection.device.arch}{mark}"
+        texts |= {f"{start}.{name}": text for name, text in look.texts.items() if stage is None or name == stage}
+    return write_texts(out, texts)
 
 
 def _print_stage(looks: Sequence[Look], stage: Stage) -> None:
