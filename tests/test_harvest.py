@@ -106,6 +106,11 @@ def test_forward_and_backward_become_experiments_that_plan_and_build(folder, arc
     done = run("-m", "tunefarm.cli", "plan", found["kernels"][0]["experiment"])
     assert done.returncode == 0, done.stderr
     assert "candidates" in done.stdout
+    done = run("-m", "tunefarm.cli", "inspect", found["kernels"][0]["experiment"], "--json")
+    assert done.returncode == 0, done.stderr
+    (shown,) = json.loads(done.stdout)["configs"]
+    assert shown["config"]["options"].items() <= found["kernels"][0]["configs"][0].items()
+    assert shown["usage"]["registers"] > 0
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])

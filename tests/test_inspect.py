@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from farm import KERNEL, Warm, tunefarm, write_experiment, write_landscape
 from inspected import looked
+
+from tunefarm.cli.opening import open_experiment
+from tunefarm.config import LIBRARY
+from tunefarm.device import nominal
+from tunefarm.errors import UserError
+from tunefarm.inspecting import choose, default_config, written_config
+from tunefarm.plan import Target, plan
 
 SWEEP = ("sweep", "experiment.yaml", "--fleet", "inline", "--tracking", "none", "--quiet")
 
@@ -61,6 +69,29 @@ def test_a_card(ask: Any) -> None:
 @pytest.mark.parametrize("study", ["2", "fill sm_80 4096 fp32", "n=4096", "dtype=fp32 n=4096"])
 def test_a_study_by_number_name_or_variables(ask: Any, study: str) -> None:
     assert "study 2 of 2: fill sm_80 4096 fp32" in ask("experiment.yaml", "--device", "sm_80", "--study", study)
+
+
+def test_no_study_named_is_the_first_that_is_not_skipped(folder: Path) -> None:
+    first, second = plan(open_experiment(folder / "experiment.yaml"), [Target(device=nominal("sm_90"))])
+    assert choose([first, second], "", "x.yaml") is first
+    skipped = replace(first, skipped="empty problem")
+    assert choose([skipped, second], "", "x.yaml") is second
+    with pytest.raises(UserError, match=r"x\.yaml: fill sm_90 1000 fp32 is skipped: empty problem"):
+        choose([skipped, second], "1", "x.yaml")
+    with pytest.raises(UserError, match="is skipped"):
+        choose([skipped], "", "x.yaml")
+
+
+def test_what_the_library_answers_has_no_kernel(folder: Path) -> None:
+    resolved = open_experiment(folder / "experiment.yaml")
+    study = replace(plan(resolved, [Target(device=nominal("sm_90"))])[0], default=LIBRARY)
+    with pytest.raises(UserError, match="is answered by the library's call, of which there is no Triton kernel"):
+        default_config(study)
+    with pytest.raises(UserError, match="leaves out MARK, num_warps"):
+        written_config(study, resolved, "BLOCK=64")
+    assert written_config(study, resolved, "BLOCK=64 MARK=1 num_warps=2").flat["MARK"] == 1
+    with pytest.raises(UserError, match="what fill sm_90 1000 fp32 uses without tuning is not known"):
+        default_config(replace(study, default=None))
 
 
 def test_two_configs_side_by_side(ask: Any) -> None:

@@ -54,7 +54,7 @@ class Look:
 
 
 def choose(planned: Sequence[PlannedStudy], name: str, file: str) -> PlannedStudy:
-    """The study that somebody means: the first if nothing is named.
+    """The study that somebody means: the first that is not skipped if nothing is named.
 
     Args:
         planned: of one device.
@@ -66,7 +66,7 @@ def choose(planned: Sequence[PlannedStudy], name: str, file: str) -> PlannedStud
     """
     pairs = dict(word.partition("=")[::2] for word in name.replace(",", " ").split() if "=" in word)
     labels = [f"{number}: {study.study.label}" for number, study in enumerate(planned, 1)]
-    found = list(planned)
+    found = [study for study in planned if not study.skipped] or list(planned)
     if name.isdecimal():
         found = [planned[int(name) - 1]] if 0 < int(name) <= len(planned) else []
     elif pairs:

@@ -50,7 +50,7 @@ def sm_shared_bytes(device: Device) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """What an SM holds of a kernel.
+    """What an SM holds of a kernel. That blocks of a cluster must find room together is not considered.
 
     Attributes:
         blocks: at a time; 0 if not even one fits.
