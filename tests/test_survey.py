@@ -1,114 +1,121 @@
-"""How torch.compile takes functions apart, without a GPU: ten that break their graph are told of rightly."""
+"""How a sweep stands, read from its ledger: at work, killed, ended, gone on."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+import laptop
 import pytest
+from farm import BOTH, LARGE, THREE, Warm, play, running, smooth, wait_until, write_experiment, write_landscape
 
-HERE = Path(__file__).parent
-STORE = Path(os.environ.get("TUNEFARM_CACHE", Path.home() / ".cache" / "tunefarm"))
-FILE = "broken_graphs.py"
-
-# By function: the line that breaks, a word of why, graphs that are compiled, whether values had to be there for that,
-# and whether the whole function is run without being compiled.
-CORPUS: dict[str, tuple[str, str, int, bool, bool]] = {
-    "data_dependent_branch": ("if y.sum() > 0:", "Data-dependent branching", 2, True, False),
-    "printing": ('print("halfway", y.shape)', "builtin operator `print`", 2, False, False),
-    "item": ("scale = x.abs().max().item()", "Tensor.item()", 2, True, False),
-    "dynamic_shape": ("found = torch.nonzero(x)", "Dynamic shape operator", 1, True, False),
-    "disabled": ("y = _slow(x + 1)", "torch.compiler.disable", 2, False, False),
-    "logging_a_line": ('logger.warning("hello")', "logging", 1, False, False),
-    "extension": ("size = len(pickle.dumps(3))", "_pickle.dumps", 1, False, False),
-    "tolist": ("first = y[0].tolist()", "tolist()", 2, True, False),
-    "explicit": ("torch._dynamo.graph_break()", "graph_break()", 2, False, False),
-    "in_a_loop": ("os.getpid()", "posix.getpid", 0, False, True),
-}
+from tunefarm.config import Config, Value
+from tunefarm.record.ledger import open_ledger, read_events
+from tunefarm.record.survey import survey
+from tunefarm.seams import Fleet
+from tunefarm.trial import Outcome
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "TUNEFARM_CACHE": str(STORE), "PYTHONPATH": f"{HERE.parent}:{HERE}"}
-    command = [sys.executable, *words]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=HERE)
+def failing(config: Config, variables: Mapping[str, Value]) -> float | Outcome:
+    return Outcome.TIMEOUT if config.params["MARK"] == 1 or variables["n"] == 4096 else smooth(config, variables)
 
 
-@cache
-def surveyed() -> dict[str, Any]:
-    """All at once: a process needs seconds to begin."""
-    done = run("surveyed.py", FILE, str(STORE), *CORPUS, "whole")
+def test_it_agrees_with_the_sweep(tmp_path: Path, fleet: Fleet, store: Path) -> None:
+    experiment = write_experiment(tmp_path, problems=THREE, space=LARGE, devices=BOTH)
+    write_landscape(experiment, failing)
+    played = play(experiment, fleet, store)
+    found = survey(read_events(played.ledger))
+    assert (found.experiment, found.drivers, found.pid) == ("fill", 1, os.getpid())
+    studies = {study.label: study for study in found.studies.values()}
+    for result in played.results:
+        study = studies[result.study.label]
+        assert study.status == result.status.value
+        assert study.candidates == result.num_candidates
+        assert len(study.measured) == sum(bool(t.measurements) for t in result.trials)
+        assert len(study.failed) == sum(count for _, count in result.failures)
+        if result.winner:
+            assert study.best_ms == result.winner.median_ms
+            assert Config.from_json(study.winner["config"]) == result.winner.config
+            assert study.source == "replayed"
+    assert {study.stage for study in studies.values()} == {"winner", "no winner", "not measured"}
+
+
+def test_every_word_of_it_can_be_the_last(tmp_path: Path, fleet: Fleet, store: Path) -> None:
+    """Killed after any event, there is an answer, and it only grows."""
+    experiment = write_experiment(tmp_path, space=LARGE)
+    write_landscape(experiment)
+    events = list(read_events(play(experiment, fleet, store).ledger))
+    measured, stages = [], []
+    for number in range(1, len(events) + 1):
+        studies = list(survey(events[:number]).studies.values())
+        measured.append(sum(len(study.measured) for study in studies))
+        stages += [study.stage for study in studies]
+    assert measured == sorted(measured)
+    assert list(dict.fromkeys(stages)) == ["waiting", "rung 0", "rung 1", "finals", "winner"]
+
+
+def test_what_was_forgotten_is_not_told(tmp_path: Path, fleet: Fleet, store: Path) -> None:
+    experiment = write_experiment(tmp_path)
+    write_landscape(experiment)
+    path = play(experiment, fleet, store).ledger
+    with_fresh = open_ledger(path, {"experiment": "fill"})
+    with_fresh.append("fresh", {})
+    with_fresh.close()
+    found = survey(read_events(path))
+    assert (found.drivers, dict(found.studies)) == (2, {})
+
+
+@pytest.fixture
+def swept(tmp_path: Path, store: Path, warm: Warm) -> Path:
+    write_landscape(write_experiment(tmp_path, problems=THREE, devices=BOTH, export="packs/fill.json"))
+    done = warm(
+        "sweep", "experiment.yaml", "--fleet", "inline", "--tracking", "none", "-q", folder=tmp_path, store=store
+    )
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return tmp_path
 
 
-@pytest.mark.parametrize("name", CORPUS)
-def test_a_break_is_told_with_its_line_and_reason(name: str) -> None:
-    line, why, num_graphs, needs_values, is_eager = CORPUS[name]
-    found = surveyed()[name]
-    (broken,) = found["breaks"]
-    text = (HERE / FILE).read_text().splitlines()
-    assert Path(broken["file"]).name == FILE
-    assert text[broken["line"] - 1].strip() == broken["text"] == line
-    assert why in f"{broken['reason']} {broken['explanation']}"
-    assert broken["is_eager"] is is_eager
-    assert broken["hints"]
-    assert len(found["graphs"]) == num_graphs
-    assert bool(found["unseen"]) is needs_values
-    if not needs_values:
-        assert len(found["lowered"]) == num_graphs == len({kernel["graph"] for kernel in found["kernels"]})
+def test_the_command_tells_of_a_local_sweep(swept: Path, store: Path, warm: Warm) -> None:
+    for name in ("sweeps/fill", "sweeps/fill/ledger.jsonl"):
+        done = warm("status", name, folder=swept, store=store)
+        assert (done.returncode, done.stderr) == (0, "")
+        lines = done.stdout.splitlines()
+        assert lines[0].startswith("sweep    fill: ended; last word ")
+        assert sum(": winner, 18 of 18 replayed, best BLOCK=" in line for line in lines) == 3
+        assert sum(": not measured, 0 of 18 measured" in line for line in lines) == 3
+        assert lines[-2:] == ["in all   6 of 6 studies", "pack     packs/fill.json"]
+    told = json.loads(warm("status", "sweeps/fill", "--json", folder=swept, store=store).stdout)
+    assert [study["status"] for study in told["studies"]] == ["winner"] * 3 + ["not_measured"] * 3
+    assert {study["source"] for study in told["studies"][:3]} == {"replayed"}
 
 
-def test_what_is_one_graph_is_told_with_what_is_fused() -> None:
-    found = surveyed()["whole"]
-    assert found["breaks"] == []
-    assert found["unseen"] == ""
-    (graph,) = found["graphs"]
-    assert graph["ops"] == {"layer_norm": 1, "relu": 1, "matmul": 1}
-    (lowered,) = found["lowered"]
-    assert lowered["ops"]["mm.default"] == 1
-    assert (lowered["backward"], lowered["uncacheable"]) == (False, "")
-    (kernel,) = found["kernels"]
-    assert kernel["ops"] == ["aten.native_layer_norm", "aten.relu"]
-    assert found["library_calls"] == 1
+def test_a_laptop_can_ask(swept: Path, store: Path, tmp_path: Path) -> None:
+    packages = laptop.furnish(tmp_path / "packages", "pyyaml", "rich", "typer")
+    done = laptop.tunefarm("status", "sweeps/fill", packages=packages, folder=swept, store=store)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "in all   6 of 6 studies" in done.stdout
 
 
-def test_the_command_tells_of_forward_and_backward(tmp_path: Path) -> None:
-    done = run("-m", "tunefarm.cli", "inspect", "--model", "harvested.py:gated_norm")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0].startswith("harvested.py:gated_norm for sm_90: 1 graph, 0 breaks, ")
-    assert any(line.startswith("lowered 1, forward: ") for line in lines)
-    assert any(line.startswith("lowered 2, backward: ") for line in lines)
-    assert any(line.startswith("    triton_per_fused_") and "aten.silu" in line for line in lines)
-    done = run("-m", "tunefarm.cli", "inspect", "--model", "harvested.py:gated_norm", "--out", str(tmp_path))
-    names = ["graph.1.py", "lowered.1.py", "lowered.2.py"]
-    assert done.stdout.split() == [str(tmp_path / name) for name in names]
-    assert "torch.rsqrt" in (tmp_path / "graph.1.py").read_text()
-    assert "torch.ops.aten.rsqrt" in (tmp_path / "lowered.1.py").read_text()
+def test_a_driver_at_work_is_told_from_one_that_was_killed(tmp_path: Path, store: Path, warm: Warm) -> None:
+    write_landscape(write_experiment(tmp_path, problems=THREE, space=LARGE))
+    ledger = tmp_path / "sweeps" / "fill" / "ledger.jsonl"
+    words = ("sweep", "experiment.yaml", "--fleet", "inline", "--tracking", "none")
+    with running(*words, folder=tmp_path, store=store) as process:
+        assert wait_until(lambda: ledger.exists() and b'"event":"study"' in ledger.read_bytes())
+        at_work = warm("status", "sweeps/fill", folder=tmp_path, store=store).stdout
+        process.kill()
+    killed = warm("status", "sweeps/fill", folder=tmp_path, store=store).stdout
+    assert at_work.startswith("sweep    fill: running; ")
+    assert killed.startswith("sweep    fill: not running; ")
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ((), "nothing to inspect is named (name an experiment file, or --model FILE.py:FUNCTION)"),
-        (("x.yaml", "--model", "a.py:b"), "both an experiment and a model are named"),
-        (("--model", f"{FILE}:whole", "--study", "1"), "are about an experiment"),
-        (("--model", f"{FILE}:nothing"), "broken_graphs.py has no 'nothing'"),
-        (("--model", f"{FILE}:raising"), "broken_graphs.py:raising raised ValueError: no such model"),
-        (("--model", f"{FILE}:of_one"), "returned function, not (callable, inputs)"),
-        (("--model", f"{FILE}:CORPUS"), "is a tuple, not a function"),
-        (("--model", f"{FILE}:whole", "--device", "sm_75"), "device 'sm_75' is not known"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
-def test_what_is_no_use(words: tuple[str, ...], says: str) -> None:
-    done = run("-m", "tunefarm.cli", "inspect", *words)
+def test_names_without_a_ledger_are_refused(tmp_path: Path, store: Path, warm: Warm) -> None:
+    done = warm("status", "sweeps/none", folder=tmp_path, store=store)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: sweeps/none/ledger.jsonl: cannot be read: No such file or directory\n"
+    (tmp_path / "notes.txt").write_text("no ledger")
+    done = warm("status", "notes.txt", folder=tmp_path, store=store)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert says in done.stderr
+    assert done.stderr == "error: notes.txt: no driver has begun it (name the folder of a sweep)\n"
