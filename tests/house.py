@@ -183,7 +183,7 @@ HOUSE = """
     inductor.kernel
     inductor.harvest        torch
     inductor.breaks         torch
-    inductor.survey         torch
+    inductor.dissection     torch
     inductor.writing
 
     .

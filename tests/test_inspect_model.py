@@ -39,9 +39,9 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @cache
-def surveyed() -> dict[str, Any]:
+def dissected() -> dict[str, Any]:
     """All at once: a process needs seconds to begin."""
-    done = run("surveyed.py", FILE, str(STORE), *CORPUS, "whole")
+    done = run("dissected.py", FILE, str(STORE), *CORPUS, "whole")
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -50,7 +50,7 @@ def surveyed() -> dict[str, Any]:
 @pytest.mark.parametrize("name", CORPUS)
 def test_a_break_is_told_with_its_line_and_reason(name: str) -> None:
     line, why, num_graphs, needs_values, is_eager = CORPUS[name]
-    found = surveyed()[name]
+    found = dissected()[name]
     (broken,) = found["breaks"]
     text = (HERE / FILE).read_text().splitlines()
     assert Path(broken["file"]).name == FILE
@@ -65,7 +65,7 @@ def test_a_break_is_told_with_its_line_and_reason(name: str) -> None:
 
 
 def test_what_is_one_graph_is_told_with_what_is_fused() -> None:
-    found = surveyed()["whole"]
+    found = dissected()["whole"]
     assert found["breaks"] == []
     assert found["unseen"] == ""
     (graph,) = found["graphs"]

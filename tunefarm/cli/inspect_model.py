@@ -14,14 +14,14 @@ from tunefarm.config import counted
 
 if TYPE_CHECKING:
     from tunefarm.inductor.breaks import Break
-    from tunefarm.inductor.survey import Graph, Survey
+    from tunefarm.inductor.dissection import Dissection, Graph
 
 _MOST_OPS = 8
 """Operations of a graph that are named."""
 
 
 def inspect_model(reference: str, device: str, out: Path | None, *, as_json: bool) -> None:
-    """Runs the survey and shows it.
+    """Runs the dissection and shows it.
 
     Args:
         reference: `FILE.py:FUNCTION` or `PACKAGE.MODULE:FUNCTION`.
@@ -42,9 +42,9 @@ def inspect_model(reference: str, device: str, out: Path | None, *, as_json: boo
     require("torch", "triton")
     # Before anything imports torch.
     standin.prepare(cache_folder())
-    from tunefarm.inductor.survey import survey
+    from tunefarm.inductor.dissection import dissect
 
-    found = survey(reference, ".", where)
+    found = dissect(reference, ".", where)
     written = write_texts(out, texts(found)) if out is not None else []
     if as_json:
         typer.echo(json.dumps(plain(found) | {"written": [str(path) for path in written]}, indent=1))
@@ -57,15 +57,15 @@ def inspect_model(reference: str, device: str, out: Path | None, *, as_json: boo
             typer.echo(line)
 
 
-def texts(found: Survey) -> dict[str, str]:
+def texts(found: Dissection) -> dict[str, str]:
     """The graphs as code, by the names of their files."""
     taken = {f"graph.{number}.py": graph.text for number, graph in enumerate(found.graphs, 1)}
     lowered = {f"lowered.{number}.py": graph.text for number, graph in enumerate(found.lowered, 1)}
     return {name: f"{text.rstrip()}\n" for name, text in {**taken, **lowered}.items()}
 
 
-def plain(found: Survey) -> dict[str, Any]:
-    """A survey as plain data; the texts of graphs are left to `--out`."""
+def plain(found: Dissection) -> dict[str, Any]:
+    """A dissection as plain data; the texts of graphs are left to `--out`."""
     return {
         "graphs": [{"ops": dict(graph.ops)} for graph in found.graphs],
         "lowered": [
@@ -79,7 +79,7 @@ def plain(found: Survey) -> dict[str, Any]:
     }
 
 
-def _summary(found: Survey) -> str:
+def _summary(found: Dissection) -> str:
     parts = [
         counted(len(found.graphs), "graph"), counted(len(found.breaks), "break"),
         counted(len(found.fusions), "kernel"), counted(found.library_calls, "library call"),
@@ -87,7 +87,7 @@ def _summary(found: Survey) -> str:
     return ", ".join(parts)
 
 
-def _lines(found: Survey) -> Iterator[str]:
+def _lines(found: Dissection) -> Iterator[str]:
     for number, graph in enumerate(found.graphs, 1):
         yield f"graph {number}: {_ops(graph)}"
     for number, graph in enumerate(found.lowered, 1):

@@ -1,4 +1,4 @@
-"""Surveys functions in a process of its own, as the command does before anything imports torch; prints JSON."""
+"""Dissects functions in a process of its own, as the command does before anything imports torch; prints JSON."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ from tunefarm.inductor import standin
 if __name__ == "__main__":
     file, cache, *names = sys.argv[1:]
     standin.prepare(Path(cache))
-    from tunefarm.inductor.survey import survey
+    from tunefarm.inductor.dissection import dissect
 
-    print(json.dumps({name: plain(survey(f"{file}:{name}", ".", nominal("sm_90"))) for name in names}))
+    print(json.dumps({name: plain(dissect(f"{file}:{name}", ".", nominal("sm_90"))) for name in names}))

@@ -1,4 +1,4 @@
-"""Survey: how torch.compile takes a function apart: graphs, breaks between them, and what is fused to which kernel.
+"""Dissection: how torch.compile takes a function apart: graphs, breaks between them, and what is fused to which kernel.
 
 First the function is traced with tensors that hold no memory, as for a harvest, for a GPU that need not be there. If it
 looks at values it cannot go on so; then it is traced once more with real tensors, and what is known of its kernels ends
@@ -52,7 +52,7 @@ class Fusion:
 
     Attributes:
         kernel: its name.
-        graph: number of the graph in `Survey.lowered`.
+        graph: number of the graph in `Dissection.lowered`.
         ops: operations, as they were called before they were taken apart.
         nodes: nodes of the graph that torch.compile took up.
     """
@@ -64,7 +64,7 @@ class Fusion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class Dissection:
     """How a function is taken apart.
 
     Attributes:
@@ -84,7 +84,7 @@ class Survey:
     unseen: str = ""
 
 
-def survey(reference: str, folder: str, device: Device) -> Survey:
+def dissect(reference: str, folder: str, device: Device) -> Dissection:
     """Runs torch.compile on what a function of no arguments returns: a callable, and a tuple of inputs.
 
     Args:
@@ -104,14 +104,14 @@ def survey(reference: str, folder: str, device: Device) -> Survey:
             generate(make, reference, seen.take)
         except SpecError as e:
             seen.unseen = str(e)
-    found = seen.survey(tuple(breaks))
+    found = seen.dissection(tuple(breaks))
     if not found.unseen:
         return found
     return _with_values(make, reference, found)
 
 
-def _with_values(make: Callable[[], Any], reference: str, without: Survey) -> Survey:
-    """The survey of a function that looks at values: its graphs and breaks by tracing it with some."""
+def _with_values(make: Callable[[], Any], reference: str, without: Dissection) -> Dissection:
+    """The dissection of a function that looks at values: its graphs and breaks by tracing it with some."""
     import torch
 
     taken: list[Graph] = []
@@ -179,9 +179,9 @@ class _Seen:
             yield
         self.library_calls = counters["inductor"]["extern_calls"]
 
-    def survey(self, breaks: tuple[Break, ...]) -> Survey:
+    def dissection(self, breaks: tuple[Break, ...]) -> Dissection:
         """What was heard."""
-        return Survey(
+        return Dissection(
             graphs=tuple(self.graphs), lowered=tuple(self.lowered), fusions=tuple(self.fusions),
             library_calls=self.library_calls, breaks=breaks, unseen=self.unseen,
         )  # fmt: skip
@@ -215,7 +215,7 @@ def _uncacheable(graph: Any) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What the user's function prints is no part of a survey."""
+    """What the user's function prints is no part of a dissection."""
     import logging
 
     logger = logging.getLogger("torch")
