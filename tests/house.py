@@ -15,6 +15,7 @@ HOUSE = """
     device
     trial
     limits
+    occupancy
     study
     document
     exposition
@@ -60,8 +61,14 @@ HOUSE = """
     bench.tensors           torch
     bench.launch            triton
     bench.cubin
+    bench.flow
+    bench.listing
+    bench.sass
+    bench.toolkit           triton
     bench.build             triton
     bench.store
+    bench.inspection
+    bench.findings
     bench.verify            torch
     bench.cuda
     bench.telemetry         torch pynvml
@@ -176,6 +183,8 @@ HOUSE = """
     inductor.standin        torch
     inductor.kernel
     inductor.harvest        torch
+    inductor.breaks         torch
+    inductor.dissection     torch
     inductor.writing
 
     .
@@ -188,6 +197,7 @@ HOUSE = """
     captured
     repro_script
     repro
+    inspecting
     dispatch
     turns
     builds
@@ -248,6 +258,9 @@ HOUSE = """
     cli.misses              typer*
     cli.repro               typer*
     cli.report              typer*
+    cli.inspect_card        rich
+    cli.inspect_model       typer*
+    cli.inspect             typer*
     cli.record              typer*
     cli.exporting
     cli.closing             typer*

@@ -170,9 +170,9 @@ import harvested
 from tunefarm.captured import Captured
 from tunefarm.cli.captured import write_experiments
 from tunefarm.device import nominal
-from tunefarm.inductor.harvest import _generate
+from tunefarm.inductor.harvest import generate
 with standin.standing_in(nominal("sm_90")):
-    sources, _ = _generate(harvested.gated_norm, "harvested:gated_norm")
+    sources, _ = generate(harvested.gated_norm, "harvested:gated_norm")
 found = Captured()
 for number, source in enumerate(sources, 1):
     found.generated[source] = 10 * number

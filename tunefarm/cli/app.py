@@ -12,6 +12,7 @@ from tunefarm.cli.compare import compare
 from tunefarm.cli.doctor import doctor
 from tunefarm.cli.harvest import harvest
 from tunefarm.cli.init import init
+from tunefarm.cli.inspect import inspect
 from tunefarm.cli.misses import misses
 from tunefarm.cli.pack import app as pack
 from tunefarm.cli.plan import plan
@@ -37,6 +38,7 @@ app.command()(init)
 app.command()(plan)
 app.command()(build)
 app.command()(capture)
+app.command()(inspect)
 app.command()(misses)
 app.command()(record)
 app.command()(harvest)

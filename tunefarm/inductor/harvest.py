@@ -65,20 +65,17 @@ def harvest(reference: str, folder: str, device: Device, *, products: bool = Tru
         UserError: this machine has a GPU of another arch.
     """
     make = import_object(reference, folder)
-    if not callable(make):
-        raise SpecError(f"{reference} is a {type(make).__name__}, not a function", hint=HINT)
     listening: AbstractContextManager[Mapping[Gemm, int]] = recording_gemms() if products else nullcontext({})
     with standing_in(device), listening as asked:
-        sources, breaks = _generate(make, reference)
+        sources, breaks = generate(make, reference)
         kernels, left = read_kernels(dict.fromkeys(sources, 1))
     if not (kernels or left or asked):
         raise SpecError(
             f"torch.compile generates no Triton kernel for {reference}",
             hint="its tensors must lie on the GPU, and something must be left for Inductor to fuse",
         )
-    return Harvest(
-        kernels=tuple(kernel for kernel, _ in kernels), left=tuple(left), breaks=breaks, products=dict(asked)
-    )
+    tunable = tuple(kernel for kernel, _ in kernels)
+    return Harvest(kernels=tunable, left=tuple(left), breaks=breaks, products=dict(asked))
 
 
 def read_kernels(
@@ -104,30 +101,56 @@ def read_kernels(
     return [(kernel, launches[key]) for key, kernel in kernels.items()], dict(left)
 
 
-def _generate(make: Callable[[], Any], reference: str) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
-    """The files that Inductor generates, by the names of their kernels; and what breaks the graph."""
+def generate(
+    make: Any, reference: str, on_graph: Callable[[Any], None] = lambda _: None
+) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
+    """The files that Inductor generates, by the names of their kernels; and what breaks the graph.
+
+    Args:
+        make: the function that returns a callable and its inputs; here that may be anything.
+        reference: where it was found.
+        on_graph: is shown each graph that is taken up.
+
+    Raises:
+        SpecError: as of `harvest`.
+    """
     import torch
     from torch._dynamo.utils import counters
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    def backend(graph: Any, inputs: Sequence[Any]) -> Any:
+        on_graph(graph)
+        return _backend(graph, inputs)
+
     sources: list[tuple[str, str]] = []
     torch._dynamo.reset()
     counters.clear()
-    with _explained(reference), FakeTensorMode(allow_non_fake_inputs=True):
+    with explained(reference), FakeTensorMode(allow_non_fake_inputs=True):
         # A module's parameters are swapped when it is moved or cast. That fails where something refers to them weakly,
         # as the book of tensors without memory does, in which they merely are looked up.
         nobody = SimpleNamespace(getweakrefs=lambda _: [])
         with torch.device("cuda"), mock.patch("torch.utils.weakref", nobody):
-            made = make()
-        if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
-            what = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
-            raise SpecError(f"{reference} returned {what}, not (callable, inputs)", hint=HINT)
-        function, inputs = made
-        inputs = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+            function, inputs = made_by(make, reference)
         with _collecting(sources):
-            outputs = torch.compile(function, backend=_backend)(*inputs)
+            outputs = torch.compile(function, backend=backend)(*inputs)
             _backward(outputs)
     return sources, tuple(counters["graph_break"])
+
+
+def made_by(make: Any, reference: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The callable and the inputs that a function of no arguments returns.
+
+    Raises:
+        SpecError: it is no function, or returns something else.
+    """
+    if not callable(make):
+        raise SpecError(f"{reference} is a {type(make).__name__}, not a function", hint=HINT)
+    made = make()
+    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
+        what = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
+        raise SpecError(f"{reference} returned {what}, not (callable, inputs)", hint=HINT)
+    function, inputs = made
+    return function, tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
 
 
 def _backward(outputs: Any) -> None:
@@ -140,7 +163,7 @@ def _backward(outputs: Any) -> None:
 
 
 @contextlib.contextmanager
-def _explained(reference: str) -> Iterator[None]:
+def explained(reference: str) -> Iterator[None]:
     """Turns what the user's function, or the tracing of it, raises into one error."""
     try:
         yield
