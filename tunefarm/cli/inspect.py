@@ -157,7 +157,7 @@ def _experiment(
 
 
 def _config(text: str, study: PlannedStudy, resolved: Resolved, sweep: str, pack: Path | None) -> Config:
-    from tunefarm.cli.report import find_ledger
+    from tunefarm.cli.ledgers import find_ledger
     from tunefarm.inspecting import default_config, packed_config, swept_config, written_config
 
     if text == "default":
