@@ -16,6 +16,7 @@ HOUSE = """
     peaks
     trial
     limits
+    occupancy
     study
     document
     exposition
@@ -61,8 +62,14 @@ HOUSE = """
     bench.tensors           torch
     bench.launch            triton
     bench.cubin
+    bench.flow
+    bench.listing
+    bench.sass
+    bench.toolkit           triton
     bench.build             triton
     bench.store
+    bench.inspection
+    bench.findings
     bench.verify            torch
     bench.cuda
     bench.telemetry         torch pynvml
@@ -163,7 +170,9 @@ HOUSE = """
     runtime.templates       torch
     runtime.generated       torch
     runtime.activation
+    runtime.loading
     runtime.unmodified
+    runtime.capturing
     runtime.__main__
     runtime.site.sitecustomize
 
@@ -178,6 +187,8 @@ HOUSE = """
     inductor.standin        torch
     inductor.kernel
     inductor.harvest        torch
+    inductor.breaks         torch
+    inductor.dissection     torch
     inductor.writing
 
     .
@@ -187,8 +198,10 @@ HOUSE = """
     replaying
     shards
     missed
+    captured
     repro_script
     repro
+    inspecting
     dispatch
     turns
     builds
@@ -244,9 +257,14 @@ HOUSE = """
     cli.pack                typer* rich
     cli.init                typer* torch
     cli.plan                typer*
+    cli.captured            torch
+    cli.capture             typer*
     cli.misses              typer*
     cli.repro               typer*
     cli.report              typer*
+    cli.inspect_card        rich
+    cli.inspect_model       typer*
+    cli.inspect             typer*
     cli.record              typer*
     cli.exporting
     cli.closing             typer*

@@ -21,7 +21,7 @@ from tunefarm.device import nominal
 from tunefarm.errors import SpecError
 from tunefarm.frozen import FrozenMap
 from tunefarm.generated import public
-from tunefarm.inductor.harvest import _explained
+from tunefarm.inductor.harvest import explained
 from tunefarm.pack import Match, Pack, Provenance, Row, Table, dumps, seal
 from tunefarm.spec.experiment import load_experiment, resolve
 
@@ -53,13 +53,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("code", [0, 5])
 def test_a_function_that_exits_is_an_error(code: int) -> None:
     says = rf"train.py:block raised SystemExit: {code} \(it returns"
-    with pytest.raises(SpecError, match=says), _explained("train.py:block"):
+    with pytest.raises(SpecError, match=says), explained("train.py:block"):
         raise SystemExit(code)
 
 
 def test_what_torch_wraps_is_told() -> None:
     says = "train.py:block raised RuntimeError: a and b must have same reduction dim"
-    with pytest.raises(SpecError, match=says), _explained("train.py:block"):
+    with pytest.raises(SpecError, match=says), explained("train.py:block"):
         torch.compile(torch.mm, backend="eager")(torch.ones(4, 4), torch.ones(3, 3))
 
 
@@ -106,6 +106,11 @@ def test_forward_and_backward_become_experiments_that_plan_and_build(folder, arc
     done = run("-m", "tunefarm.cli", "plan", found["kernels"][0]["experiment"])
     assert done.returncode == 0, done.stderr
     assert "candidates" in done.stdout
+    done = run("-m", "tunefarm.cli", "inspect", found["kernels"][0]["experiment"], "--json")
+    assert done.returncode == 0, done.stderr
+    (shown,) = json.loads(done.stdout)["configs"]
+    assert shown["config"]["options"].items() <= found["kernels"][0]["configs"][0].items()
+    assert shown["usage"]["registers"] > 0
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])

@@ -1,4 +1,4 @@
-"""Missed: calls that no row of a pack answered in a job, as problems of an experiment.
+"""Missed: calls that a job made, and that no row of a pack answered, as problems of an experiment.
 
 A report names a call by the kernel's arguments; an experiment names it by its own variables. What leads from one
 to the other is the production call, so variables are found by trying: what the missed dims hold is put in for each, the
@@ -12,11 +12,11 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunefarm.bench.launch import learn
+from tunefarm.bench.launch import Launch, learn
 from tunefarm.bench.tensors import make_inputs
 from tunefarm.config import Value, counted
 from tunefarm.device import nominal
@@ -44,12 +44,20 @@ class Missed:
         problem: facts of the call, as far as rows name them; None for what came after too many others.
         launches: eager launches, of all processes.
         graphs: traces by torch.compile, of all processes.
+        shapes: of its tensors, by argument, as far as they are known.
+        given: likewise constexprs that the host passes.
+        scalars: arguments that are no tensors.
+        sizes: numbers that its variables may be, by where they were seen, besides its dims.
     """
 
     kernel: str
     problem: Problem | None
     launches: int = 0
     graphs: int = 0
+    shapes: FrozenMap[tuple[int, ...]] = field(default_factory=FrozenMap)
+    given: FrozenMap[Value] = field(default_factory=FrozenMap)
+    scalars: frozenset[str] = frozenset()
+    sizes: FrozenMap[Value] = field(default_factory=FrozenMap)
 
     @property
     def weight(self) -> int:
@@ -149,20 +157,24 @@ class Solver:
         if not missed.problem.dims and not missed.problem.dtypes:
             return "the report names no dims: torch.compile traces with symbols, or no table was there to ask for any"
         nearest = ""
-        for num_tried, (variables, sources) in enumerate(self._assignments(missed.problem)):
+        for num_tried, (variables, sources) in enumerate(self._assignments(missed)):
             if num_tried == MAX_TRIES:
                 nearest += f"; gave up after {MAX_TRIES} assignments"
                 break
-            problem = self._learn(variables)
-            reason = problem if isinstance(problem, str) else differs(problem, missed.problem)
-            if not reason and isinstance(problem, Problem):
+            launch = self._learn(variables)
+            if isinstance(launch, str):
+                nearest = nearest or launch
+                continue
+            problem = launch.problem(self.resolved.workload.key)
+            reason = differs(problem, missed.problem) or _differs_besides(launch, missed)
+            if not reason:
                 self._sources = sources
                 assumed = tuple(n for n, source in zip(variables, sources, strict=True) if not source)
                 return Found(missed=missed, variables=variables, problem=problem, assumed=assumed)
             nearest = nearest or reason
         return f"no values of {', '.join(self.resolved.experiment.problems[0].variables)} give this call: {nearest}"
 
-    def _assignments(self, missed: Problem) -> Iterator[tuple[FrozenMap[Value], tuple[str, ...]]]:
+    def _assignments(self, missed: Missed) -> Iterator[tuple[FrozenMap[Value], tuple[str, ...]]]:
         """Variables to try, likeliest first, each with the dim that its value is of (empty: the experiment's own)."""
         seen: set[FrozenMap[Value]] = set()
         for template in dict.fromkeys(spec.variables for spec in self.resolved.experiment.problems):
@@ -177,27 +189,45 @@ class Solver:
                     seen.add(variables)
                     yield variables, tuple(source for source, _ in chosen)
 
-    def _axis(self, index: int, name: str, value: Value, missed: Problem) -> Sequence[tuple[str, Value]]:
+    def _axis(self, index: int, name: str, value: Value, missed: Missed) -> Sequence[tuple[str, Value]]:
         """(dim, value) to try for one variable: of its own name, as it was solved last, its own value, the rest."""
+        problem = missed.problem or Problem()
         if name == "dtype":
-            return [(name, dtype) for dtype in dict.fromkeys([*missed.dtypes.values(), value])]
-        if name in missed.dims:
-            return [(name, missed.dims[name])]
-        offers = {source: v for source, v in missed.dims.items() if type(v) is type(value)}
+            return [(name, dtype) for dtype in dict.fromkeys([*problem.dtypes.values(), value])]
+        known = {**missed.sizes, **missed.given, **problem.dims}
+        if name in known:
+            return [(name, known[name])]
+        offers = {source: v for source, v in known.items() if type(v) is type(value)}
+        if missed.sizes:  # All that it may be: one number is tried once, under the first name it was seen by.
+            offers = {source: v for v, source in {v: source for source, v in reversed(offers.items())}.items()}
         last = self._sources[index] if self._sources else ""
         first = [(last, offers.pop(last))] if last in offers else []
         return [*first, ("", value), *offers.items()]
 
-    def _learn(self, variables: FrozenMap[Value]) -> Problem | str:
+    def _learn(self, variables: FrozenMap[Value]) -> Launch | str:
         workload = self.resolved.workload
         target = nominal(self.resolved.experiment.devices[0].arch).target
         try:
             if empty := empty_reason(workload, variables):
                 return empty
-            launch = learn(workload, make_inputs(workload, variables, "meta"), workload.default, target)
+            return learn(workload, make_inputs(workload, variables, "meta"), workload.default, target)
         except SpecError as e:
             return str(e.args[0])
-        return launch.problem(workload.key)
+
+
+def _differs_besides(launch: Launch, missed: Missed) -> str:
+    """In what else a launch is not the call, as far as that is known of it."""
+    for name, shape in missed.shapes.items():
+        mine = tuple(getattr(launch.arguments.get(name), "shape", ()))
+        if mine != shape:
+            return f"{name} has the shape {mine}, and {shape} in the job"
+    for name in missed.scalars:
+        if hasattr(launch.arguments.get(name), "shape"):
+            return f"{name} is a tensor, and none in the job"
+    for name, value in missed.given.items():
+        if launch.arguments.get(name) != value:
+            return f"{name} is {launch.arguments.get(name)}, and {value} in the job"
+    return ""
 
 
 def rewrite(

@@ -17,6 +17,9 @@ from typing import Any
 
 from tunefarm.errors import SpecError
 
+HOME = "a kernel must be a module-level function in a .py file"
+"""What to do about a kernel whose source is not to be had."""
+
 _IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_params", "type_ignores", "decorator_list", "returns"})
 
 
@@ -83,14 +86,14 @@ def _parse(function: Callable[..., Any]) -> ast.FunctionDef:
     if "<locals>" in name:
         raise SpecError(
             f"kernel {name} is defined inside another function",
-            hint="a kernel must be a module-level function in a .py file, so that workers can import it",
+            hint=f"{HOME}, so that workers can import it",
         )
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
         raise SpecError(
             f"the source of kernel {name} cannot be read",
-            hint="a kernel must be a module-level function in a .py file",
+            hint=HOME,
         ) from None
     node = tree.body[0]
     if not isinstance(node, ast.FunctionDef):

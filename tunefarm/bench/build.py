@@ -10,8 +10,8 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,29 @@ class Artifact:
     cubin: bytes
     metadata: str
     specialization: str
+
+
+TEXTS = ("ttir", "ttgir", "llir", "ptx")
+"""What the compiler makes of a kernel on the way to machine code, in this order, as text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """A compilation, with what was made on the way where it was kept.
+
+    Attributes:
+        build: what it gave.
+        artifact: the machine code.
+        texts: by stage, of `TEXTS`.
+        seconds: of compiling, by stage; `cubin` is the assembler's.
+        words: what the assembler said.
+    """
+
+    build: Build
+    artifact: Artifact
+    texts: FrozenMap[str] = field(default_factory=FrozenMap)
+    seconds: FrozenMap[float] = field(default_factory=FrozenMap)
+    words: str = ""
 
 
 def triton_version() -> str:
@@ -81,19 +104,36 @@ def compile_launch(launch: Launch, target: int) -> tuple[Build, Artifact] | tupl
     Raises:
         InfrastructureError: this machine cannot compile (no disk, no assembler), whatever the candidate.
     """
+    made = compile_stages(launch, target)
+    return made if isinstance(made, tuple) else (made.build, made.artifact)
+
+
+def compile_stages(launch: Launch, target: int, *, keep: bool = False) -> Stages | tuple[Outcome, Failure]:
+    """As `compile_launch`, with what the compiler made on the way.
+
+    Args:
+        launch: from `launch.learn`; its grid becomes the build's.
+        target: arch, such as 90.
+        keep: keep the texts, and the assembler's words.
+
+    Raises:
+        InfrastructureError: as of `compile_launch`.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     source = ASTSource(launch.kernel, launch.signature, launch.constants, launch.attributes)
+    by_stage: dict[str, float] = {}
     started = time.perf_counter()
     try:
-        with _private_cache():
+        with _private_cache(by_stage if keep else None) as words:
             compiled = triton.compile(
                 source, target=GPUTarget("cuda", target, 32), options=dict(launch.options.__dict__)
             )
             cubin = bytes(compiled.asm["cubin"])
             metadata = _metadata(compiled)
+            texts = {stage: str(compiled.asm[stage]) for stage in TEXTS if stage in compiled.asm}
     except OSError as e:  # Triton wraps what the kernel's own compile-time Python raises.
         raise InfrastructureError(f"cannot compile here: {type(e).__name__}: {e}") from None
     except (Exception, SystemExit, KeyboardInterrupt) as e:
@@ -108,7 +148,10 @@ def compile_launch(launch: Launch, target: int) -> tuple[Build, Artifact] | tupl
         code=code_hash(cubin),
     )  # fmt: skip
     artifact = Artifact(binary=binary, cubin=cubin, metadata=metadata, specialization=launch.specialization)
-    return build, artifact
+    return Stages(
+        build=build, artifact=artifact, texts=FrozenMap(texts), seconds=FrozenMap(by_stage),
+        words=words.getvalue(),
+    )  # fmt: skip
 
 
 def _hashable(value: Any) -> Any:
@@ -121,7 +164,8 @@ def _metadata(compiled: Any) -> str:
 
 
 @contextlib.contextmanager
-def _private_cache() -> Iterator[None]:
+def _private_cache(keep: dict[str, float] | None = None) -> Iterator[io.StringIO]:
+    """What is printed meanwhile; with `keep` every stage is kept, its seconds there, and the assembler speaks."""
     # Triton's cache is a folder that grows with every losing candidate, and what the assembler refuses stays among the
     # temporary files and is printed. Each compile gets a folder of its own, gone with it: what is worth keeping goes
     # into the build store, and what was wrong into the failure.
@@ -130,13 +174,25 @@ def _private_cache() -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="tunefarm-build-")
     before, tempfile.tempdir = tempfile.tempdir, folder
     try:
-        with knobs.cache.scope(), knobs.compilation.scope(), contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.ExitStack() as stack:
+            for group in (knobs.cache, knobs.compilation, *([knobs.nvidia] if keep is not None else [])):
+                stack.enter_context(group.scope())
             knobs.cache.dir = folder
-            knobs.compilation.store_binary_only = True
-            yield
+            knobs.compilation.store_binary_only = keep is None
+            if keep is not None:
+                knobs.compilation.listener, knobs.nvidia.dump_ptxas_log = _stopwatch(keep), True
+            yield stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
     finally:
         tempfile.tempdir = before
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stopwatch(seconds: dict[str, float]) -> Callable[..., None]:
+    def listen(*, times: Any, **_: Any) -> None:
+        seconds["ast"] = times.ir_initialization / 1e6
+        seconds.update((stage, microseconds / 1e6) for stage, microseconds in times.lowering_stages)
+
+    return listen
 
 
 def _failure(error: BaseException, ones: Sequence[str]) -> tuple[Outcome, Failure]:

@@ -1,4 +1,4 @@
-"""Registers, stack frame and code of a kernel, read from its cubin.
+"""What a kernel takes, and its code, read from its cubin.
 
 A cubin is an ELF file; section `.nv.info` lists attributes of 4-byte words. Reading it takes some 60 us where the
 vendor's `cuobjdump` takes milliseconds and must be installed.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tunefarm.errors import InfrastructureError
@@ -17,6 +18,59 @@ _EIFMT_SVAL = 0x04
 _NOBITS = 8
 _UNSEEN = (".symtab", ".strtab", ".shstrtab", ".note")
 _EIATTR_FRAME_SIZE, _EIATTR_REGCOUNT = 0x11, 0x2F
+
+
+_RESERVED = ".nv.shared.reserved"
+_RESERVES_WITHIN = 9
+"""From this major of compute capability on, static shared memory begins with what the system takes of a block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a kernel takes, as `cuobjdump -res-usage` tells it.
+
+    Attributes:
+        registers: of a thread.
+        stack_bytes: local memory of a thread: what is spilled lies there.
+        static_bytes: shared memory of a block that the code itself declares; from sm_90 on with the KiB that the system
+            takes of a block that has any.
+        constant_bytes: of constant bank 0, which holds the arguments.
+        barriers: of a block, by number.
+    """
+
+    registers: int
+    stack_bytes: int
+    static_bytes: int
+    constant_bytes: int
+    barriers: int
+
+    def declared_bytes(self, major: int, reserved_bytes: int) -> int:
+        """Static shared memory without what the system takes.
+
+        Args:
+            major: of the compute capability.
+            reserved_bytes: what the system takes of a block.
+        """
+        return max(0, self.static_bytes - (reserved_bytes if major >= _RESERVES_WITHIN else 0))
+
+
+def usage(cubin: bytes) -> Usage:
+    """What the kernel in a cubin takes.
+
+    Raises:
+        InfrastructureError: as of `resources`.
+    """
+    registers, spills = resources(cubin)
+    parts = list(_sections(cubin))
+
+    def total(start: str) -> int:
+        return sum(p.size for p in parts if p.name.startswith(start) and not p.name.startswith(_RESERVED))
+
+    return Usage(
+        registers=registers, stack_bytes=4 * spills, static_bytes=total(".nv.shared."),
+        constant_bytes=total(".nv.constant0."),
+        barriers=max((p.flags >> 20 & 0x7F for p in parts if p.name.startswith(".text.")), default=0),
+    )  # fmt: skip
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
@@ -57,6 +111,7 @@ class _Part(NamedTuple):
     name: str
     kind: int
     size: int
+    flags: int
     content: bytes
 
 
@@ -68,9 +123,9 @@ def _sections(elf: bytes) -> Iterator[_Part]:
         size, count, names = struct.unpack_from("<HHH", elf, 0x3A)
         headers = [struct.unpack_from("<IIQQQQ", elf, offset + i * size) for i in range(count)]
         table = headers[names][4]
-        for at, kind, _flags, _address, start, length in headers:
+        for at, kind, flags, _address, start, length in headers:
             name = elf[table + at : elf.index(b"\0", table + at)].decode()
-            yield _Part(name, kind, length, b"" if kind == _NOBITS else elf[start : start + length])
+            yield _Part(name, kind, length, flags, b"" if kind == _NOBITS else elf[start : start + length])
     except (struct.error, ValueError, IndexError) as e:
         raise InfrastructureError(f"unreadable cubin: {e}") from None
 

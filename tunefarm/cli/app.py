@@ -7,10 +7,12 @@ import typer
 from tunefarm import __version__
 from tunefarm.cli.aa import aa
 from tunefarm.cli.build import build
+from tunefarm.cli.capture import capture
 from tunefarm.cli.compare import compare
 from tunefarm.cli.doctor import doctor
 from tunefarm.cli.harvest import harvest
 from tunefarm.cli.init import init
+from tunefarm.cli.inspect import inspect
 from tunefarm.cli.misses import misses
 from tunefarm.cli.pack import app as pack
 from tunefarm.cli.plan import plan
@@ -35,6 +37,8 @@ app.command()(sweep)
 app.command()(init)
 app.command()(plan)
 app.command()(build)
+app.command()(capture)
+app.command()(inspect)
 app.command()(misses)
 app.command()(record)
 app.command()(harvest)

@@ -7,11 +7,12 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tunefarm.bundle import Files, unpack
 from tunefarm.cli.mounts import say_doubts
+from tunefarm.document import write_atomic
 from tunefarm.errors import InfrastructureError, UserError
 
 logger = logging.getLogger(__name__)
@@ -125,3 +126,22 @@ def check_new(path: Path, *, beside: Path | None = None) -> None:
     check_output(path)
     if path.exists() and not (beside is not None and beside.exists() and path.samefile(beside)):
         raise UserError("is there already", file=str(path), hint="name a new file, or remove this one")
+
+
+def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    """Writes texts to files of a folder, by name; those that are there are written over.
+
+    Raises:
+        UserError: one cannot be written.
+    """
+    written = []
+    for name, text in texts.items():
+        path = folder / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, text.encode())
+        except OSError as e:
+            hint = "name a folder that you may write to"
+            raise UserError(f"cannot be written: {e.strerror}", file=str(path), hint=hint) from None
+        written.append(path)
+    return written

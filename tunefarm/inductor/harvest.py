@@ -12,6 +12,7 @@ import copy
 import io
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -64,51 +65,92 @@ def harvest(reference: str, folder: str, device: Device, *, products: bool = Tru
         UserError: this machine has a GPU of another arch.
     """
     make = import_object(reference, folder)
-    if not callable(make):
-        raise SpecError(f"{reference} is a {type(make).__name__}, not a function", hint=HINT)
     listening: AbstractContextManager[Mapping[Gemm, int]] = recording_gemms() if products else nullcontext({})
     with standing_in(device), listening as asked:
-        sources, breaks = _generate(make, reference)
-        found = [_read(name, source) for name, source in sources]
-    if not found and not asked:
+        sources, breaks = generate(make, reference)
+        kernels, left = read_kernels(dict.fromkeys(sources, 1))
+    if not (kernels or left or asked):
         raise SpecError(
             f"torch.compile generates no Triton kernel for {reference}",
             hint="its tensors must lie on the GPU, and something must be left for Inductor to fuse",
         )
+    tunable = tuple(kernel for kernel, _ in kernels)
+    return Harvest(kernels=tunable, left=tuple(left), breaks=breaks, products=dict(asked))
+
+
+def read_kernels(
+    sources: Mapping[tuple[str, str], int],
+) -> tuple[list[tuple[Generated, int]], dict[tuple[str, str], int]]:
+    """What can be tuned of what Inductor generated, and (name, reason) of what cannot, with how often each is launched.
+
+    Args:
+        sources: launches by (name, text of the file), written with `benchmark_kernel` on.
+    """
     kernels: dict[str, Generated] = {}
-    left: dict[tuple[str, str], None] = {}
-    for kernel in found:
+    launches: Counter[str] = Counter()
+    left: Counter[tuple[str, str]] = Counter()
+    for (name, source), number in sources.items():
+        kernel = _read(name, source)
         if isinstance(kernel, tuple):
-            left[kernel] = None
+            left[kernel] += number
         elif (other := kernels.setdefault(kernel.key, kernel)).buffers != kernel.buffers:
-            left[kernel.name, f"Inductor cannot tell it from {other.module}, of other element types or strides"] = None
-    return Harvest(kernels=tuple(kernels.values()), left=tuple(left), breaks=breaks, products=dict(asked))
+            reason = f"Inductor cannot tell it from {other.module}, of other element types or strides"
+            left[kernel.name, reason] += number
+        else:
+            launches[kernel.key] += number
+    return [(kernel, launches[key]) for key, kernel in kernels.items()], dict(left)
 
 
-def _generate(make: Callable[[], Any], reference: str) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
-    """The files that Inductor generates, by the names of their kernels; and what breaks the graph."""
+def generate(
+    make: Any, reference: str, on_graph: Callable[[Any], None] = lambda _: None
+) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
+    """The files that Inductor generates, by the names of their kernels; and what breaks the graph.
+
+    Args:
+        make: the function that returns a callable and its inputs; here that may be anything.
+        reference: where it was found.
+        on_graph: is shown each graph that is taken up.
+
+    Raises:
+        SpecError: as of `harvest`.
+    """
     import torch
     from torch._dynamo.utils import counters
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    def backend(graph: Any, inputs: Sequence[Any]) -> Any:
+        on_graph(graph)
+        return _backend(graph, inputs)
+
     sources: list[tuple[str, str]] = []
     torch._dynamo.reset()
     counters.clear()
-    with _explained(reference), FakeTensorMode(allow_non_fake_inputs=True):
+    with explained(reference), FakeTensorMode(allow_non_fake_inputs=True):
         # A module's parameters are swapped when it is moved or cast. That fails where something refers to them weakly,
         # as the book of tensors without memory does, in which they merely are looked up.
         nobody = SimpleNamespace(getweakrefs=lambda _: [])
         with torch.device("cuda"), mock.patch("torch.utils.weakref", nobody):
-            made = make()
-        if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
-            what = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
-            raise SpecError(f"{reference} returned {what}, not (callable, inputs)", hint=HINT)
-        function, inputs = made
-        inputs = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+            function, inputs = made_by(make, reference)
         with _collecting(sources):
-            outputs = torch.compile(function, backend=_backend)(*inputs)
+            outputs = torch.compile(function, backend=backend)(*inputs)
             _backward(outputs)
     return sources, tuple(counters["graph_break"])
+
+
+def made_by(make: Any, reference: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The callable and the inputs that a function of no arguments returns.
+
+    Raises:
+        SpecError: it is no function, or returns something else.
+    """
+    if not callable(make):
+        raise SpecError(f"{reference} is a {type(make).__name__}, not a function", hint=HINT)
+    made = make()
+    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
+        what = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
+        raise SpecError(f"{reference} returned {what}, not (callable, inputs)", hint=HINT)
+    function, inputs = made
+    return function, tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
 
 
 def _backward(outputs: Any) -> None:
@@ -121,7 +163,7 @@ def _backward(outputs: Any) -> None:
 
 
 @contextlib.contextmanager
-def _explained(reference: str) -> Iterator[None]:
+def explained(reference: str) -> Iterator[None]:
     """Turns what the user's function, or the tracing of it, raises into one error."""
     try:
         yield

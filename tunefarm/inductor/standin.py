@@ -23,6 +23,7 @@ from unittest import mock
 
 from tunefarm.device import Device
 from tunefarm.errors import InfrastructureError, UserError
+from tunefarm.occupancy import resident, sm_shared_bytes
 
 _GUARD = r"""
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -125,12 +126,13 @@ def _compiled(root: Path, cache: Path, compiler: str) -> Path:
 
 def _properties(device: Device) -> Any:
     major, minor = device.capability
+    max_warps, _ = resident(device)
     return SimpleNamespace(
         name=device.name, major=major, minor=minor, multi_processor_count=device.num_sms, warp_size=device.warp_size,
         total_memory=device.memory_bytes, L2_cache_size=device.l2_bytes, gcnArchName=device.arch,
-        regs_per_multiprocessor=device.registers, max_threads_per_multi_processor=2 * device.max_threads,
+        regs_per_multiprocessor=device.registers, max_threads_per_multi_processor=max_warps * device.warp_size,
         max_threads_per_block=device.max_threads, shared_memory_per_block=48 << 10,
-        shared_memory_per_block_optin=device.shared_bytes, shared_memory_per_multiprocessor=device.shared_bytes + 1024,
+        shared_memory_per_block_optin=device.shared_bytes, shared_memory_per_multiprocessor=sm_shared_bytes(device),
     )  # fmt: skip
 
 

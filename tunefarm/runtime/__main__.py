@@ -42,6 +42,10 @@ def follow() -> None:
     """The same in a child of a job, or as a plugin of vLLM: only if nothing is active yet, and it harms nobody."""
     try:
         wish = wishes()
+        if wish.capture:
+            from tunefarm.runtime.capturing import capture_into
+
+            capture_into(Path(wish.capture))
         if wish.packs and not ACTIVE.activations:
             take_up(wish)
     except TunefarmError as error:

@@ -5,6 +5,7 @@ TUNEFARM_EXCLUDE=a,b        tables of these kernels are not used
 TUNEFARM_PACK=SOURCE        what `python -m tunefarm.runtime` activates; several with commas between them
 TUNEFARM_ON_MISS=default    and on which terms; also TUNEFARM_STRICT=on, TUNEFARM_ALLOW_REPLAYED=on
 TUNEFARM_REPORT=FOLDER      each process writes there what its packs did
+TUNEFARM_CAPTURE=FOLDER     and what it launches that could be tuned; `tunefarm capture` says it
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Wishes:
         packs: sources for jobs that name none themselves.
         on_miss, strict, allow_replayed: for those, as `activate` takes them.
         report: folder for reports; empty for none.
+        capture: folder for what is launched; empty for none.
     """
 
     off: bool = False
@@ -36,6 +38,7 @@ class Wishes:
     strict: bool = False
     allow_replayed: bool = False
     report: str = ""
+    capture: str = ""
 
 
 def wishes() -> Wishes:
@@ -52,6 +55,7 @@ def wishes() -> Wishes:
         strict=_is_on("TUNEFARM_STRICT"),
         allow_replayed=_is_on("TUNEFARM_ALLOW_REPLAYED"),
         report=os.environ.get("TUNEFARM_REPORT", "").strip(),
+        capture=os.environ.get("TUNEFARM_CAPTURE", "").strip(),
     )
 
 

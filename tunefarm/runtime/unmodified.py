@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.machinery
-import sys
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 from tunefarm.runtime.active import ACTIVE
+from tunefarm.runtime.loading import once_loaded
 
 AUTOTUNER = "triton.runtime.autotuner"
 
@@ -21,10 +18,7 @@ def adopt_as_made() -> None:
 
     Triton is not loaded for this: what is to be done is done once the job loads it.
     """
-    if (module := sys.modules.get(AUTOTUNER)) is not None:
-        _watch(module)
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    once_loaded(AUTOTUNER, _watch)
 
 
 def _watch(module: ModuleType) -> None:
@@ -58,25 +52,3 @@ def _adopt(tuner: Any) -> None:
     named = {table.kernel for activation in ACTIVE.activations for table in activation.pack.tables}
     if tuner.base_fn.__name__ in named and ADOPTED not in jitted(tuner).__dict__:
         adopt(tuner, owned=False)
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Waits for Triton's autotuner, finds it as everybody would, and sees it loaded."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != AUTOTUNER:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is None or spec.loader is None:
-            return None
-        load = spec.loader.exec_module
-
-        def load_and_watch(module: ModuleType) -> None:
-            load(module)
-            _watch(module)
-
-        spec.loader.exec_module = load_and_watch  # type: ignore[method-assign]
-        return spec

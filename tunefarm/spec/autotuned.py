@@ -14,7 +14,7 @@ from typing import Any
 from tunefarm.config import CODE_OPTIONS, Config, Value
 from tunefarm.errors import SpecError, UserError
 from tunefarm.frozen import FrozenMap
-from tunefarm.source import python_function
+from tunefarm.source import HOME, python_function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ def layers(kernel: Any) -> list[Any]:
     if "<locals>" in function.__qualname__:
         raise SpecError(
             f"kernel {function.__qualname__} is defined inside another function",
-            hint="a kernel must be a module-level function in a .py file, so that workers can import it",
+            hint=f"{HOME}, so that workers can import it",
         )
     return chain
 

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ _WARPS, _STAGES = 32, 8
 _WORDS = ("true", "false", "null", "on", "off", "yes", "no")
 """What readers of YAML may take for something else than text."""
 
+_NOTHING: Mapping[str, str] = FrozenMap()
+
 _REFERENCES = ("reference", "{}_reference", "{}_ref", "reference_{}", "ref_{}", "torch_{}", "{}_torch", "naive_{}")
 
 
@@ -62,6 +64,13 @@ class Draft:
         """Lines that somebody must look at: their number, and what to do."""
         lines = enumerate(self.text.splitlines(), 1)
         return tuple((n, line.partition(f"# {FILL_IN}: ")[2]) for n, line in lines if f"# {FILL_IN}: " in line)
+
+    def with_problems(self, problems: Sequence[Mapping[str, Value]], note: str) -> str:
+        """Its text with these problems in place of those that were made up."""
+        lines = self.text.splitlines()
+        start = next(number for number, line in enumerate(lines) if line.startswith("problems:"))
+        lines[start : start + 2] = [f"problems: # {note}", *map(_problem_line, problems)]
+        return "\n".join(lines) + "\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,20 +106,30 @@ class _Target:
             return False
 
 
-def draft(target: str, folder: Path, *, arch: str = "") -> Draft:
+def draft(
+    target: str, folder: Path, *, arch: str = "", export: str = "", seen: Mapping[str, str] = _NOTHING
+) -> Draft:  # fmt: skip
     """Drafts the experiment of a kernel.
 
     Args:
         target: `file.py:kernel`, relative to the current directory, or `package.module:kernel`.
         folder: where the experiment is going to lie.
         arch: of a GPU here, if there is one.
+        export: the pack that its winners are to go to; default: packs/NAME.json.
+        seen: `int`, `float`, `bool` or `str` by argument of the kernel, as far as a job was seen to pass such.
 
     Raises:
         SpecError: there is no such kernel, or none that an experiment could name.
     """
     found = _find(target, folder)
     signature, autotuned = found.signature, read_autotuned(found.kernel)
-    callers = find_callers(found.text, found.names, signature)
+    callers = [
+        replace(
+            c,
+            arguments=tuple(replace(a, scalar=seen.get(a.name, a.scalar)) if a.is_guessed else a for a in c.arguments),
+        )
+        for c in find_callers(found.text, found.names, signature)
+    ]
     name = signature.kernel.strip("_").removesuffix("_kernel") or "kernel"
     facts = {"kernel": _described(signature, autotuned)}
     if own := found.workload:
@@ -131,7 +150,7 @@ def draft(target: str, folder: Path, *, arch: str = "") -> Draft:
         f"# {signature.kernel} of {found.source}, drafted by `tunefarm init`; lines that say {FILL_IN} hold guesses.",
         f"name: {name}", *head, *_problem_lines(variables), *space.lines,
         f"devices: [{here}] # or {others}; {{arch: {here}, landscape: FILE}} replays a recording where there is no GPU",
-        f"export: packs/{name}.json",
+        f"export: {_shown(export or f'packs/{name}.json')}",
     ]  # fmt: skip
     return Draft(name=name, kernel=signature.kernel, text="\n".join(lines) + "\n", facts=FrozenMap(facts))
 
@@ -295,11 +314,14 @@ def _in_order(spec: InputSpec) -> list[str]:
 
 
 def _problem_lines(variables: Mapping[str, Value]) -> list[str]:
-    values = ", ".join(f"{name}: {_shown(value)}" for name, value in variables.items())
     return [
         f"problems: # {FILL_IN}: what your job runs, an entry each; lists expand to products",
-        f"  - {{{values}}}",
+        _problem_line(variables),
     ]
+
+
+def _problem_line(variables: Mapping[str, Value]) -> str:
+    return f"  - {{{', '.join(f'{name}: {_shown(value)}' for name, value in variables.items())}}}"
 
 
 # ---- space ----

@@ -18,6 +18,7 @@ from typing import Any
 
 from tunefarm.bundle import Bundle
 from tunefarm.errors import SpecError, TunefarmError
+from tunefarm.source import HOME
 from tunefarm.spec.grammar import nearest
 
 _HINTS = (
@@ -25,7 +26,7 @@ _HINTS = (
         r"cuda|\bgpu|nvidia|active driver",
         "importing must work without a GPU: move what needs one inside a function",
     ),
-    (r"should be defined in a Python file", "a kernel must be a module-level function in a .py file"),
+    (r"should be defined in a Python file", HOME),
     (r"No module named", "install it where tunefarm runs, or put it beside the file"),
 )
 
@@ -92,9 +93,7 @@ def import_object(reference: str, folder: str, bundle: Bundle | None = None) -> 
     if not colon or not source or not re.fullmatch(r"[A-Za-z_][\w.]*", path):
         raise SpecError(f"{reference!r} names no object", hint="write file.py:object or package.module:object")
     if source.endswith(".ipynb"):
-        raise SpecError(
-            f"{reference!r} is in a notebook", hint="a kernel must be a module-level function in a .py file"
-        )
+        raise SpecError(f"{reference!r} is in a notebook", hint=HOME)
     is_file = source.endswith(".py") or "/" in source
     module = _import_file(Path(folder, source), folder, bundle) if is_file else _import_module(source, folder, bundle)
     found: Any = module
