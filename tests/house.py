@@ -230,6 +230,7 @@ HOUSE = """
     cli.mounts
     cli.folders
     cli.deadline
+    cli.surroundings
     cli.packages
     cli.tables              rich
     cli.ledgers

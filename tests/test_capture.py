@@ -71,9 +71,11 @@ def folder(tmp_path: Path) -> Path:
 def capture(folder: Path, *words: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """Runs a Python job of a folder, its kernels under Triton's interpreter."""
     command = [sys.executable, "-m", "tunefarm.cli", "capture", "--out", "captured", *options, "--"]
-    job = ["env", "TRITON_INTERPRET=1", sys.executable, *words]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": ""}
-    return subprocess.run([*command, *job], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    # Meant for the job: tunefarm itself compiles.
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "1"}
+    return subprocess.run(
+        [*command, sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
 
 
 def problems(folder: Path, name: str = "scale") -> dict[Any, Any]:

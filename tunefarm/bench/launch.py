@@ -226,6 +226,10 @@ def _binder(kernel: Any, target: int) -> tuple[Any, Any]:
     # By identity, since hashing a kernel reads its source; kept alive beside it, so that none can take its place.
     key = id(kernel), target
     if key not in _binders:
+        if not hasattr(kernel, "signature"):
+            raise SpecError(
+                "Triton interprets kernels in this process, and cannot compile them", hint="unset TRITON_INTERPRET"
+            )
         backend = make_backend(GPUTarget("cuda", target, 32))
         _binders[key] = kernel, create_function_from_signature(kernel.signature, kernel.params, backend), backend
     return _binders[key][1:]

@@ -10,6 +10,7 @@ import sys
 
 from tunefarm.cli.deadline import INTERRUPTED, end_in_time
 from tunefarm.cli.packages import missing
+from tunefarm.cli.surroundings import settle
 from tunefarm.errors import TunefarmError
 
 _LIKE = {
@@ -32,6 +33,7 @@ def main() -> None:
     """Runs the command line."""
     # A scheduler that wants its machine back is as good as a pressed key: what was measured is kept, and MLflow told.
     end_in_time()
+    settle()
     _speak_plainly()
     try:
         from tunefarm.cli.app import app

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from tunefarm.cli.surroundings import job_environment
 from tunefarm.config import counted
 from tunefarm.errors import UserError
 
@@ -84,7 +85,7 @@ def _run(command: Sequence[str], folder: Path) -> int:
     path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != SITE]
     told = {"PYTHONPATH": os.pathsep.join([SITE, *path]), "TUNEFARM_CAPTURE": str(folder), "TUNEFARM_PACK": ""}
     try:
-        job = subprocess.Popen(command, env={**os.environ, **told})
+        job = subprocess.Popen(command, env=job_environment(**told))
     except OSError as error:
         raise UserError(f"cannot be run: {error.strerror}", file=command[0]) from None
     with _ours(job):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ def _write_kernel(kernel: Kernel, calls: Calls, out: Path, arch: str, export: st
         )  # fmt: skip
     made = draft(kernel.target, out, arch=arch, export=export, seen=scalars_of(calls))
     path = out / f"{made.name}.yaml"
-    about = f"{kernel.name} of {kernel.file}"
+    about = f"{kernel.name} of {os.path.relpath(kernel.file)}"
     problems, left = _problems(path, made, kernel, calls)
     if problems:
         text = made.with_problems(problems, "what the job ran, weighted with its calls")

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from tunefarm.cli.folders import check_new
+from tunefarm.cli.surroundings import job_environment
 from tunefarm.config import counted
 from tunefarm.document import write_atomic
 from tunefarm.errors import UserError
@@ -117,7 +118,7 @@ class _Runs:
             try:
                 # A session of its own, so that its children end with it.
                 process = subprocess.Popen(
-                    words, env={**os.environ, "TUNEFARM_PACK": str(part)}, stdin=subprocess.DEVNULL, stdout=output,
+                    words, env=job_environment(TUNEFARM_PACK=str(part)), stdin=subprocess.DEVNULL, stdout=output,
                     stderr=subprocess.STDOUT, start_new_session=True,
                 )  # fmt: skip
             except OSError as e:

@@ -29,6 +29,7 @@ FILL_IN = "FILL IN"
 """How a line begins its comment that somebody must look at."""
 
 _UNKNOWN = "FILL_IN"
+_GUESSED = "its shape; this is a guess"
 _SIZES = {0: 4096, 1: 1 << 20, 2: 4096, 3: 256, 4: 64}
 """What a dim is taken to be, by the rank of the tensors that have it."""
 
@@ -66,8 +67,8 @@ class Draft:
         return tuple((n, line.partition(f"# {FILL_IN}: ")[2]) for n, line in lines if f"# {FILL_IN}: " in line)
 
     def with_problems(self, problems: Sequence[Mapping[str, Value]], note: str) -> str:
-        """Its text with these problems in place of those that were made up."""
-        lines = self.text.splitlines()
+        """Its text with these problems in place of those made up; they bear out what was guessed of shapes."""
+        lines = self.text.replace(f"# {FILL_IN}: {_GUESSED}", "# a guess, which the problems bear out").splitlines()
         start = next(number for number, line in enumerate(lines) if line.startswith("problems:"))
         lines[start : start + 2] = [f"problems: # {note}", *map(_problem_line, problems)]
         return "\n".join(lines) + "\n"
@@ -265,7 +266,7 @@ def _input(argument: Argument, taken: frozenset[str], ranks: dict[str, int]) -> 
     shape = [_variable(dim, taken) for dim in argument.shape]
     for dim in shape:
         ranks[dim] = max(ranks.get(dim, 0), len(shape))
-    return f"[{', '.join(shape)}]" + (f" # {FILL_IN}: its shape; this is a guess" if argument.is_guessed else "")
+    return f"[{', '.join(shape)}]" + (f" # {FILL_IN}: {_GUESSED}" if argument.is_guessed else "")
 
 
 def _variable(name: str, taken: frozenset[str]) -> str:
