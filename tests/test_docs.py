@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -236,7 +237,7 @@ def test_nothing_is_left_to_be_filled_in() -> None:
 
 @pytest.mark.parametrize("step", [s for s in ALL if "tunefarm" in program(s.command)], ids=lambda s: s.place)
 def test_a_command_is_the_command_line_s(step: Step) -> None:
-    words = shlex.split(step.command)[1:]
+    words = list(itertools.dropwhile(lambda word: re.match(r"\w+=", word), shlex.split(step.command)))[1:]
     command = typer.main.get_command(app)
     while isinstance(command, click.Group) or hasattr(command, "commands"):
         name = words.pop(0)
