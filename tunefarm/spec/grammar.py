@@ -140,9 +140,8 @@ def text(pattern: str = "", means: str = "text") -> Kind[str]:
 
     def read(node: Node) -> str:
         if not isinstance(node.value, str) or not re.search(pattern or ".", node.value):
-            raise node.error(
-                f"{means} belongs here, not {node.shown}", "quote it" if node.value not in (None, "") else ""
-            )
+            hint = "" if node.value is None or isinstance(node.value, str) else "quote it"
+            raise node.error(f"{means} belongs here, not {node.shown}", hint)
         return node.value
 
     return Kind(read=read, schema={"type": "string", "pattern": pattern or "."})
