@@ -140,7 +140,8 @@ def text(pattern: str = "", means: str = "text") -> Kind[str]:
 
     def read(node: Node) -> str:
         if not isinstance(node.value, str) or not re.search(pattern or ".", node.value):
-            hint = "" if node.value is None or isinstance(node.value, str) else "quote it"
+            written = isinstance(node.value, str)
+            hint = "" if node.value in (None, "") else "use no other characters" if written else "quote it"
             raise node.error(f"{means} belongs here, not {node.shown}", hint)
         return node.value
 
