@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 from farm import AS_DEFAULT, KERNEL, LARGE, Warm, environment, events, write_experiment, write_landscape
 
+from tunefarm import api
 from tunefarm.api import SweepResult, sweep
 from tunefarm.errors import InfrastructureError, SpecError, UserError
 from tunefarm.pack_reader import load_pack
@@ -53,6 +55,34 @@ def script(folder: Path, store: Path, text: str, **more: str) -> subprocess.Comp
         [sys.executable, "script.py"], cwd=folder, env=environment(store, **more), capture_output=True, text=True,
         timeout=240,
     )  # fmt: skip
+
+
+def test_a_second_sweep_of_this_process_is_refused(folder: Path) -> None:
+    """Both would import the workload, each in the place of the other's."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with api._alone():
+            begun.set()
+            go_on.wait(60)
+
+    first = threading.Thread(target=wait)
+    first.start()
+    assert begun.wait(60)
+    with pytest.raises(UserError, match=r"a sweep is at work in this process \(wait for it, or name all"):
+        replay(quiet=True)
+    go_on.set()
+    first.join()
+    assert replay(quiet=True).exit_code == 0
+
+
+def test_what_names_nothing_sweeps_nothing(folder: Path) -> None:
+    """An empty name would be the working directory, and all that lies in it."""
+    with pytest.raises(UserError, match=r"an empty name is no experiment"):
+        replay("", quiet=True)
+    with pytest.raises(UserError, match=r"^builders: 0 are too few \(at least 1, or None for one a CPU\)"):
+        replay(builders=0, quiet=True)
+    assert not (folder / "sweeps").exists()
 
 
 def test_a_call_gives_what_the_command_gives(folder: Path, warm: Warm, store: Path) -> None:

@@ -188,6 +188,7 @@ def test_a_cubin_of_triton_s_cache(ask: Any, folder: Path) -> None:
         (("experiment.yaml", "--config", "BLOCK=100"), "does not compile for fill sm_90 1000 fp32: build: "),
         (("experiment.yaml", "--config", "winner", "--sweep", "none"), "none: no such sweep"),
         (("experiment.yaml", "--config", "winner", "--pack", "none.json"), "none.json: no such file"),
+        (("experiment.yaml", "--pack", "none.json"), "--sweep and --pack say whose winner, and none is shown (add"),
         (("experiment.yaml", "--device", "sm_80", "--config", "winner"), "tells of no winner of fill sm_80 1000"),
         (("experiment.yaml", "--json", "--stage", "ptx"), "--json leaves no place for --stage"),
         (("experiment.yaml", "--out", "kernels.py"), "kernels.py: is no folder"),

@@ -145,3 +145,15 @@ def test_without_a_server_or_a_candidate_there_is_a_word_for_it(shop: Shop) -> N
     code, told = promote("nothing", f"sqlite:///{shop.folder}/typo.db")
     assert code == UserError.exit_code
     assert not (shop.folder / "typo.db").exists()
+    code, told = promote("two/names", shop.server.uri)
+    assert code == UserError.exit_code
+    assert told.startswith("error: 'tunefarm.two/names' cannot be a model's name in MLflow's registry (name a workload")
+
+
+def test_a_registry_that_is_no_database_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "pack.json").write_text("{}")
+    for name, fault in (("pack.json", "is no SQLite database"), ("none.db", "there is no such database")):
+        done = bare("compare", "models:/a/1", "models:/b/1", "--tracking", f"sqlite:///{name}", folder=tmp_path)
+        assert done.returncode == UserError.exit_code
+        assert done.stderr == f"error: {name}: {fault} (name another one with --tracking)\n"
+    assert not (tmp_path / "none.db").exists()

@@ -11,7 +11,7 @@ import laptop
 import pytest
 from farm import BOTH, LARGE, THREE, Warm, play, running, smooth, wait_until, write_experiment, write_landscape
 
-from tunefarm.config import Config, Value
+from tunefarm.config import Config, Value, counted
 from tunefarm.record.account import Fate, StudyAccount
 from tunefarm.record.ledger import open_ledger
 from tunefarm.record.reading import read_account
@@ -95,6 +95,27 @@ def test_the_command_tells_of_a_local_sweep(swept: Path, store: Path, warm: Warm
     told = json.loads(warm("status", "sweeps/fill", "--json", folder=swept, store=store).stdout)
     assert [study["status"] for study in told["studies"]] == ["winner"] * 3 + ["not_measured"] * 3
     assert {study["source"] for study in told["studies"][:3]} == {"replayed"}
+
+
+def test_lines_that_could_not_be_used_are_told(swept: Path, store: Path, warm: Warm) -> None:
+    """With the line of a study that study is gone, and nothing else says so."""
+    ledger = swept / "sweeps" / "fill" / "ledger.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    number = next(n for n, line in enumerate(lines) if '"event":"study"' in line)
+    ledger.write_text("".join([*lines[:number], "garbage\n", *lines[number + 1 :]]))
+    done = warm("status", "sweeps/fill", folder=swept, store=store)
+    assert (done.returncode, done.stderr) == (0, "")
+    (said,) = (line for line in done.stdout.splitlines() if line.startswith("damaged "))
+    told = json.loads(warm("status", "sweeps/fill", "--json", folder=swept, store=store).stdout)
+    assert told["damaged_lines"] >= 1
+    assert said == f"damaged  {counted(told['damaged_lines'], 'line')} of the ledger could not be used"
+
+
+def test_a_name_alone_is_a_cluster_s_and_the_folder_is_said(swept: Path, store: Path, warm: Warm) -> None:
+    nowhere = {"KUBECONFIG": str(swept / "none"), "PATH": str(swept)}
+    done = warm("status", "fill", folder=swept, store=store, **nowhere)
+    assert done.returncode in (2, 3)
+    assert done.stderr.splitlines()[-1].endswith("(the sweep of this machine is `tunefarm status sweeps/fill`)")
 
 
 def test_a_laptop_can_ask(swept: Path, store: Path, tmp_path: Path) -> None:

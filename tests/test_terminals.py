@@ -103,6 +103,15 @@ def test_a_table_that_does_not_fit_becomes_paragraphs(folder: Path, store: Path)
     assert max(map(len, wide.splitlines())) <= 80
 
 
+def test_a_folder_that_the_locale_cannot_read_is_told_in_one_line(tmp_path: Path, store: Path) -> None:
+    write_experiment(tmp_path / "B\u00fcro", devices=["sm_90"])
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = run(tmp_path / "B\u00fcro", store, "plan", "experiment.yaml", **locale)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(": this locale cannot read such a name (set PYTHONUTF8=1)\n")
+    assert done.stderr.count("\n") == 1
+
+
 def test_letters_that_a_terminal_lacks_become_question_marks(folder: Path, store: Path) -> None:
     done = run(folder, store, "plan", "größe….yaml", **ASCII)
     assert done.returncode == 2

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import socket
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +63,34 @@ def test_a_password_that_sqlite_ignores_is_refused() -> None:
 )
 def test_databases_and_servers_are_welcome(uri: str) -> None:
     check_uri(uri)
+
+
+@pytest.mark.parametrize(
+    ("uri", "fault"),
+    [
+        ("http://[bad", "Invalid IPv6 URL"),
+        ("http://h:99999", "Port out of range 0-65535"),
+        ("https://", "names no host"),
+    ],
+)
+def test_an_address_that_no_server_can_have_is_refused(uri: str, fault: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(f"tracking.uri: {uri}: {fault} (use a database")):
+        check_uri(uri)
+
+
+def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
+    """A typing slip away from the experiment itself; MLflow would fail on it once all was measured."""
+    file = tmp_path / "experiment.yaml"
+    file.write_text("name: fill")
+    with pytest.raises(SpecError, match=r"experiment\.yaml: is no SQLite database"):
+        check_uri(f"sqlite:///{file}")
+    with pytest.raises(SpecError, match=r"is a folder"):
+        check_uri(f"sqlite:///{tmp_path}")
+    file.write_bytes(b"")  # as SQLite itself makes one
+    check_uri(f"sqlite:///{file}")
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute("create table t (x)")
+    check_uri(f"sqlite:///{file}")
 
 
 def test_a_missing_mlflow_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import urllib.parse
 import warnings
+from pathlib import Path
 
 # To the last @, as a password may hold one; but `://host:5000/a@b` has none.
 _LOGIN = re.compile(r"(://[^:/@\s]*:)(?!\d+/)\S+@")
 _TOKEN = re.compile(r"(https?://)[^:/@\s]+@")
 _QUERY = re.compile(r"([?&](?:[\w-]*(?:pass\w*|pwd|token|secret|key)|odbc_connect)=)[^&\s]+", re.IGNORECASE)
+
+_SQLITE = b"SQLite format 3\0"
 
 _PLAIN = re.compile(r"sqlite:///[^?]+")
 
@@ -19,6 +23,28 @@ def public(text: str) -> str:
     What stands alone before a web server's name is a token; before a database's it is the user.
     """
     return _QUERY.sub(r"\1***", _TOKEN.sub(r"\1***@", _LOGIN.sub(r"\1***@", text)))
+
+
+def server_fault(address: str) -> str:
+    """What is wrong with a server's address as it is written; empty if nothing is."""
+    try:
+        parts = urllib.parse.urlsplit(address)
+        _ = parts.port
+    except ValueError as e:
+        return str(e)
+    return "" if parts.netloc or not parts.scheme.startswith("http") else "names no host"
+
+
+def file_fault(path: Path) -> str:
+    """Why a file cannot be a SQLite database; empty for a database, and for none yet."""
+    if path.is_dir():
+        return "is a folder"
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_SQLITE))
+    except OSError:
+        return ""  # not there yet, or whoever connects says why
+    return "" if start in (b"", _SQLITE) else "is no SQLite database"
 
 
 def sqlite_fault(address: str) -> str:

@@ -13,6 +13,7 @@ import enum
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,6 +133,7 @@ def sweep(
     from tunefarm.cli.sweeping import Wish, perform
 
     experiments = (experiment, *others)
+    _check(experiments, builders)
     kind = _one_of(FleetKind, "fleet", fleet)
     wish = Wish(
         experiments=[Path(path) for path in experiments], fleet=kind, address=address or ray_address(kind),
@@ -140,9 +142,8 @@ def sweep(
         shard=shard, command=f"tunefarm.api.sweep({', '.join(repr(str(path)) for path in experiments)})",
     )  # fmt: skip
     exposure = Exposure(port=metrics_port, address=metrics_address, file=_path(metrics_file))
-    with _imported_anew(wish):
-        swept = perform(wish, exposure, quiet=quiet)
-    return _settled(swept, quiet=quiet)
+    with _alone(), _imported_anew(wish):
+        return _settled(perform(wish, exposure, quiet=quiet), quiet=quiet)
 
 
 Kind = TypeVar("Kind", bound=enum.StrEnum)
@@ -155,8 +156,33 @@ def _one_of(kinds: type[Kind], key: str, said: str) -> Kind:
         raise UserError(f"{said!r} is none", key=key, hint=f"one of {', '.join(kinds)}") from None
 
 
+def _check(experiments: tuple[str | os.PathLike[str], ...], builders: int | None) -> None:
+    if not all(map(os.fspath, experiments)):  # a path of it is the working directory
+        raise UserError("an empty name is no experiment", hint="name a file, or a folder of some: '.' is this one")
+    if builders is not None and builders < 1:
+        raise UserError(f"{builders} are too few", key="builders", hint="at least 1, or None for one a CPU")
+
+
 def _path(given: str | os.PathLike[str] | None) -> Path | None:
     return None if given is None else Path(given)
+
+
+_sweeping = threading.Lock()
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Refuses a second sweep of this process: what modules a workload is made of is one thing in all its threads.
+
+    Raises:
+        UserError: one is at work.
+    """
+    if not _sweeping.acquire(blocking=False):
+        raise UserError("a sweep is at work in this process", hint="wait for it, or name all experiments in one call")
+    try:
+        yield
+    finally:
+        _sweeping.release()
 
 
 @contextlib.contextmanager

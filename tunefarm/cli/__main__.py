@@ -56,6 +56,12 @@ def main() -> None:
             raise
         print(f"error: {told}", file=sys.stderr)
         sys.exit(told.exit_code)
+    except UnicodeEncodeError as e:  # surrogates: bytes of a path, read by a locale that lacks them
+        if not any("\ud800" <= c <= "\udfff" for c in str(e.object)):
+            raise
+        name = e.object.partition("\0")[0]
+        print(f"error: {name!a}: this locale cannot read such a name (set PYTHONUTF8=1)", file=sys.stderr)
+        sys.exit(2)
     except OSError as e:  # a full disk, a folder that has gone
         print(f"error: {e}", file=sys.stderr)
         sys.exit(3)

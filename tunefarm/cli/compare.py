@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tunefarm.address import file_fault
 from tunefarm.cli.ledgers import look_up
 from tunefarm.cli.tables import print_table, time_text
 from tunefarm.cli.terminal import console
@@ -18,6 +19,7 @@ from tunefarm.errors import UserError
 from tunefarm.pack import Pack
 from tunefarm.pack_compare import Compared, ComparedTables, Standing, count
 from tunefarm.pack_compare import compare as compare_packs
+from tunefarm.record.store import sqlite_path
 
 if TYPE_CHECKING:
     from rich.table import Table as Grid
@@ -75,6 +77,8 @@ def open_source(source: str, registry: str) -> Pack:
     """
     from tunefarm.runtime.sources import find_packs
 
+    if source.startswith("models:"):
+        check_database(registry)
     os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"  # a pack is a small file, and the terminal is ours
     ledger = look_up(source) if Path(source).is_dir() else None
     found = find_packs(_exported(ledger) if ledger else source, thoroughly=True, registry=registry)
@@ -82,6 +86,19 @@ def open_source(source: str, registry: str) -> Pack:
         raise found.damaged[0]
     assert found.pack is not None, "a source of which nothing is damaged holds a pack"
     return found.pack
+
+
+def check_database(uri: str) -> None:
+    """Sees whether a registry that is a file is there: MLflow would make an empty one.
+
+    Raises:
+        UserError: it is not, or is something else.
+    """
+    if (database := sqlite_path(uri)) is None:
+        return
+    fault = file_fault(database) if database.exists() else "there is no such database"
+    if fault:
+        raise UserError(fault, file=str(database), hint="name another one with --tracking")
 
 
 def _exported(ledger: Path) -> Path:

@@ -77,6 +77,8 @@ def inspect(
         raise UserError("--json leaves no place for --stage", hint="leave one out, or write the stage to --out")
     if out is not None and out.exists() and not out.is_dir():
         raise UserError("is no folder", file=str(out), hint="name a folder to write stages to")
+    if (sweep or pack) and "winner" not in (config, against):
+        raise UserError("--sweep and --pack say whose winner, and none is shown", hint="add --config winner")
     of_study = bool(study or config != "default" or against or sweep or pack)
     if model or file is None:
         _model(file, model, device, out, of_study=of_study or stage is not None, as_json=as_json)

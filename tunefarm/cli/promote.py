@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tunefarm.address import public
-from tunefarm.cli.compare import RegistryUri, open_source, plain, print_compared, summary
+from tunefarm.cli.compare import RegistryUri, check_database, open_source, plain, print_compared, summary
 from tunefarm.config import counted
 from tunefarm.errors import UserError
 from tunefarm.pack_compare import compare, objections
@@ -35,13 +35,11 @@ def promote(
     Example: tunefarm promote softmax
     """
     from tunefarm.record.registry import CANDIDATE, CHAMPION, Registry
-    from tunefarm.record.store import sqlite_path
     from tunefarm.record.tracking import check_server, check_uri
 
     check_uri(tracking)
     check_server(tracking)
-    if (database := sqlite_path(tracking)) is not None and not database.exists():
-        raise UserError("there is no such database", file=str(database), hint="name another one with --tracking")
+    check_database(tracking)
     registry = Registry(tracking, name)
     candidate, champion = registry.find(CANDIDATE), registry.find(CHAMPION)
     if not candidate:

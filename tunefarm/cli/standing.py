@@ -33,13 +33,15 @@ def show_standing(path: Path, *, as_json: bool) -> None:
     if as_json:
         studies = [_json(study) for study in found.competitions]
         told = {"experiment": found.experiment, "driver": driver, "at_s": found.ended_s, "packs": packs}
-        typer.echo(json.dumps({**told, "studies": studies}, indent=1))
+        typer.echo(json.dumps({**told, "damaged_lines": found.num_damaged, "studies": studies}, indent=1))
         return
     typer.echo(f"sweep    {found.experiment}: {driver}; last word {_ago(time.time() - found.ended_s)} ago")
     for study in found.competitions:
         typer.echo(_line(study))
     done = sum(study.is_over for study in found.competitions)
     typer.echo(f"in all   {done} of {counted(len(found.competitions), 'study', 'studies')}")
+    if found.num_damaged:
+        typer.echo(f"damaged  {counted(found.num_damaged, 'line')} of the ledger could not be used")
     for pack in packs:
         typer.echo(f"pack     {pack}")
 

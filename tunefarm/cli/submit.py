@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunefarm.cli.ledgers import find_ledger, look_up
+from tunefarm.cli.ledgers import SWEEPS, find_ledger, look_up
 from tunefarm.cli.standing import show_standing
-from tunefarm.errors import InfrastructureError, UserError
+from tunefarm.errors import InfrastructureError, TunefarmError, UserError
 
 if TYPE_CHECKING:
     from tunefarm.fleet.kubernetes import Cluster, JobState
@@ -82,7 +82,12 @@ def status(
     if ledger := find_ledger(name) if "/" in name else look_up(name):
         show_standing(ledger, as_json=as_json)
         return
-    jobs = _jobs(_cluster(name, namespace, context), name)
+    try:
+        jobs = _jobs(_cluster(name, namespace, context), name)
+    except TunefarmError as e:
+        if (ledger := look_up(name, SWEEPS)) is not None:  # a name alone is a cluster's
+            e.hint = f"the sweep of this machine is `tunefarm status {ledger.parent}`"
+        raise
     if as_json:
         typer.echo(json.dumps([asdict(job) for job in jobs], indent=1))
     else:

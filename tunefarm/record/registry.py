@@ -86,6 +86,11 @@ class Registry:
                     f"MLflow's registry has no model {self.name}",
                     hint="a sweep registers its pack with `tracking: {register: on}` in its experiment",
                 ) from None
+            if e.error_code == "INVALID_PARAMETER_VALUE":
+                raise UserError(
+                    f"{self.name!r} cannot be a model's name in MLflow's registry",
+                    hint="name a workload, such as softmax",
+                ) from None
             raise InfrastructureError(f"MLflow's registry: {str(e).splitlines()[0]}") from None
         return str(aliases.get(alias, ""))
 

@@ -19,12 +19,12 @@ import urllib.parse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tunefarm.address import public, sqlite_fault
+from tunefarm.address import file_fault, public, server_fault, sqlite_fault
 from tunefarm.errors import InfrastructureError, SpecError
 from tunefarm.record.card import Card, card
 from tunefarm.record.runs import Origin as Origin
 from tunefarm.record.runs import Runs
-from tunefarm.record.store import SERVERS
+from tunefarm.record.store import SERVERS, sqlite_path
 from tunefarm.seams import NullTracker, Tracker
 from tunefarm.study import StudyResult
 
@@ -75,7 +75,10 @@ def check_uri(uri: str) -> None:
         raise SpecError(
             "MLflow is not installed", key="tracking.uri", hint="pip install 'tunefarm[client]', or use `none`"
         )
-    if scheme == "sqlite" and (fault := sqlite_fault(uri)):
+    fault = sqlite_fault(uri) if scheme == "sqlite" else server_fault(uri) if scheme in SERVERS else ""
+    if not fault and (database := sqlite_path(uri)) is not None:
+        fault = file_fault(database)
+    if fault:
         raise SpecError(f"{public(uri)}: {fault}", key="tracking.uri", hint=remedy)
 
 

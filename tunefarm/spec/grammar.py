@@ -140,9 +140,9 @@ def text(pattern: str = "", means: str = "text") -> Kind[str]:
 
     def read(node: Node) -> str:
         if not isinstance(node.value, str) or not re.search(pattern or ".", node.value):
-            raise node.error(
-                f"{means} belongs here, not {node.shown}", "quote it" if node.value not in (None, "") else ""
-            )
+            written = isinstance(node.value, str)
+            hint = "" if node.value in (None, "") else "use no other characters" if written else "quote it"
+            raise node.error(f"{means} belongs here, not {node.shown}", hint)
         return node.value
 
     return Kind(read=read, schema={"type": "string", "pattern": pattern or "."})
