@@ -165,9 +165,10 @@ def ceilings(studies: Sequence[StudyAccount]) -> Iterator[Figure]:
 
 def _details(studies: Sequence[StudyAccount]) -> Iterator[Section]:
     # What was timed comes first; of the rest there is little to see.
-    telling = [study for study in studies if study.source or study.kinds]
+    told = [(study, bool(study.source or study.kinds)) for study in studies]
+    telling = [study for study, is_telling in told if is_telling]
     yield from (study_section(study, is_folded=number > 0) for number, study in enumerate(telling))
-    yield from (study_section(study, is_folded=True) for study in studies if study not in telling)
+    yield from (study_section(study, is_folded=True) for study, is_telling in told if not is_telling)
 
 
 # ---- noise and environment ----
