@@ -75,6 +75,11 @@ if __name__ == "__main__":
             pool.map(main, ["", ""], chunksize=1)
             pool.close()
             pool.join()
+    elif sys.argv[1] == "forked":
+        import multiprocessing
+        child = multiprocessing.get_context("fork").Process(target=main, args=("",))
+        child.start()
+        child.join()
     elif sys.argv[1] != "idle":
         main(sys.argv[1])
     if sys.argv[1] in ("odd", "idle"):
@@ -120,6 +125,13 @@ def test_all_processes_count(folder: Path) -> None:
     told = json.loads(done.stdout)
     assert told["experiments"][0]["calls"] == sum(problems(folder).values()) == 10
     assert told["processes"] in (1, 2)  # one of the pool may have done both
+
+
+def test_what_is_forked_counts_to_its_end(folder: Path) -> None:
+    """It ends by `os._exit`, and the parent has launched nothing."""
+    done = capture(folder, "job.py", "forked")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert problems(folder) == {100: 3, 200: 2}
 
 
 @pytest.mark.parametrize(("how", "code"), [("raise", 1), ("killed", -9), ("code 127", 127)])

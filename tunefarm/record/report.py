@@ -115,7 +115,8 @@ def _winners(accounts: Sequence[Account]) -> Section:
 
 _NOTE = (
     "Gain: the default's time over the winner's, from one sitting. Margin: the runner-up's time over the winner's, "
-    "minus 1; below zero where a tie kept another than the fastest. Of bandwidth: of the peak that the driver reports."
+    "minus 1; below zero where a tie kept another than the fastest. Of bandwidth: of the peak that the driver reports, "
+    "or the data sheet of a device that none has seen."
 )
 
 

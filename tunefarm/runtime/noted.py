@@ -247,6 +247,9 @@ class _Writer:
     def begin(self) -> None:
         """Starts to write now and then, once."""
         if self._begun.acquire(blocking=False):
+            # What multiprocessing forks ends without Python's own farewell, but not without this one.
+            if (util := sys.modules.get("multiprocessing.util")) is not None:
+                util.Finalize(None, self.write, exitpriority=-1)
             threading.Thread(target=self._keep_writing, name="tunefarm-capture", daemon=True).start()
 
     def _keep_writing(self) -> None:
