@@ -172,6 +172,7 @@ HOUSE = """
     runtime.activation
     runtime.loading
     runtime.unmodified
+    runtime.noted
     runtime.capturing
     runtime.__main__
     runtime.site.sitecustomize

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import pickle
 import subprocess
 import sys
+import weakref
+from collections import Counter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import plain_kernels
 import pytest
+import torch
 
 from tunefarm.captured import read_capture
 from tunefarm.cli.opening import open_experiment, plan_targets
+from tunefarm.frozen import FrozenMap
+from tunefarm.gemm import Gemm
+from tunefarm.problem import Problem
+from tunefarm.runtime import capturing, noted
 from tunefarm.spec.experiment import load_experiment
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +45,7 @@ def scale(x, s: float):
 """
 
 JOB = """
-import os, sys, time
+import os, sys, threading, time
 import torch
 import kernels
 
@@ -43,6 +54,14 @@ def main(word):
     kernels.scale_kernel.configs = kernels.scale_kernel.configs[:1]
     for step in range(5):
         kernels.scale(torch.randn(100 * (1 + step % 2)), 0.1 * step)
+    if word == "odd":
+        class Odd(torch.Tensor):
+            @property
+            def shape(self):
+                raise RuntimeError("has none")
+        kernels.scale(torch.randn(64).as_subclass(Odd), 1.0)
+    if word == "code 127":
+        sys.exit(127)
     if word == "raise":
         raise RuntimeError("no more data")
     if word == "killed":
@@ -56,8 +75,15 @@ if __name__ == "__main__":
             pool.map(main, ["", ""], chunksize=1)
             pool.close()
             pool.join()
+    elif sys.argv[1] == "forked":
+        import multiprocessing
+        child = multiprocessing.get_context("fork").Process(target=main, args=("",))
+        child.start()
+        child.join()
     elif sys.argv[1] != "idle":
         main(sys.argv[1])
+    if sys.argv[1] in ("odd", "idle"):
+        print("threads:", sorted(thread.name for thread in threading.enumerate()))
 """
 
 
@@ -103,12 +129,64 @@ def test_all_processes_count(folder: Path) -> None:
     assert told["processes"] in (1, 2)  # one of the pool may have done both
 
 
-@pytest.mark.parametrize("how", ["raise", "killed"])
-def test_a_job_that_fails_leaves_what_it_did(folder: Path, how: str) -> None:
+def test_what_is_forked_counts_to_its_end(folder: Path) -> None:
+    """It ends by `os._exit`, and the parent has launched nothing."""
+    done = capture(folder, "job.py", "forked")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert problems(folder) == {100: 3, 200: 2}
+
+
+@pytest.mark.parametrize(("how", "code"), [("raise", 1), ("killed", -9), ("code 127", 127)])
+def test_a_job_that_fails_leaves_what_it_did(folder: Path, how: str, code: int) -> None:
     done = capture(folder, "job.py", how)
     assert done.returncode == 1
-    assert f"the command ended with {1 if how == 'raise' else -9}: this is what it launched until then" in done.stderr
+    assert f"the command ended with {code}: this is what it launched until then" in done.stderr
     assert problems(folder) == {100: 3, 200: 2}
+
+
+def test_a_job_runs_as_it_would_without(folder: Path) -> None:
+    """What cannot be told of a call is counted and harms nobody; who launches nothing is left alone."""
+    done = capture(folder, "job.py", "odd")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert problems(folder) == {100: 3, 200: 2}
+    assert "not tuned: scale_kernel, other calls, 1 call: " in done.stdout
+    assert "threads: ['MainThread', 'tunefarm-capture']" in done.stdout
+    assert "threads: ['MainThread']" in capture(folder, "job.py", "idle").stdout
+
+
+def test_no_pack_is_used_whatever_the_job_says(folder: Path) -> None:
+    done = capture(folder, "-m", "tunefarm.runtime", "job.py", "")
+    assert done.returncode == 0, done.stderr
+    assert problems(folder) == {100: 3, 200: 2}
+
+
+def test_a_release_that_is_made_otherwise_can_be_imported(caplog: pytest.LogCaptureFixture) -> None:
+    capturing._try(capturing._watch_autotuners, ModuleType("triton.runtime.autotuner"))
+    assert caplog.messages == ["what triton.runtime.autotuner launches is not captured: KeyError('Autotuner')"]
+
+
+def test_a_graph_that_comes_from_inductor_s_cache_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers that are alike: the second is compiled by reading what was written of the first."""
+    monkeypatch.setattr(noted, "NOTED", noted.Noted())
+    product = Gemm(op="mm", problem=Problem(dims=FrozenMap({"M": 8})), refusal="")
+    graph = noted.graph_of(Counter({product: 2}))
+    graph.runs = 3
+    pickle.loads(pickle.dumps(graph)).runs += 1
+    assert [each["calls"] for each in noted.to_json()["products"]] == [2 * (3 + 1)]
+
+
+def test_kernels_made_anew_are_one_and_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noted, "NOTED", noted.Noted())
+    kept = []
+    for _ in range(3):
+        kernel = type(plain_kernels.scale_kernel)(plain_kernels.scale_kernel.fn)
+        noted.note_launch(kernel, [torch.empty(8), torch.empty(8), 8], {})
+        kept.append(weakref.ref(kernel))
+        del kernel
+    gc.collect()
+    assert [each() for each in kept[:2]] == [None, None]  # Triton keeps the last one
+    (kernel,) = noted.to_json()["kernels"]
+    assert [call["launches"] for call in kernel["calls"]] == [3]
 
 
 def test_what_launches_nothing_is_said(folder: Path) -> None:
@@ -126,6 +204,22 @@ def test_a_command_that_is_not_there(folder: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "error: no-such-program: cannot be run: No such file or directory\n")
+
+
+def test_kernels_of_one_name_get_an_experiment_each(folder: Path) -> None:
+    (folder / "others.py").write_text(KERNELS)
+    (folder / "job.py").write_text(
+        "import torch, kernels, others\n"
+        "for number, module in enumerate((kernels, others), 2):\n"
+        "    module.scale_kernel.configs = module.scale_kernel.configs[:1]\n"
+        "    for _ in range(number): module.scale(torch.ones(10 * number), 1.0)\n"
+    )
+    done = capture(folder, "job.py")
+    assert done.returncode == 0, done.stderr
+    assert problems(folder) == {20: 2}
+    assert problems(folder, "scale_2") == {30: 3}
+    text = (folder / "captured" / "scale_2.yaml").read_text()
+    assert "\nname: scale_2\nworkload:\n  name: scale_2\n" in text
 
 
 def test_a_script_is_not_run_again_to_read_its_kernel(folder: Path) -> None:

@@ -162,6 +162,11 @@ def test_a_column_of_mixed_values_is_text(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_param_that_is_called_as_a_column_of_ours_is_a_column_too(tmp_path: Path) -> None:
+    write_table(tmp_path / "x.parquet", ["number", "rung", "rung"], [[1, 64, 2]])
+    assert pq.read_table(tmp_path / "x.parquet").to_pydict() == {"number": [1], "rung": [64], "rung_2": [2]}
+
+
 @pytest.mark.parametrize("num", [1, 4])
 def test_what_is_done_side_by_side_is_done_once_or_said_to_have_failed(num: int) -> None:
     done: list[int] = []

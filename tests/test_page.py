@@ -12,7 +12,7 @@ from booked import book, decided, failed, finals, study, timed, won
 from pages import SAT, A, B, Tables, sweep_with_failures, told, typed, winner
 
 from tunefarm.config import Config
-from tunefarm.record.markdown import MAX_CHARACTERS, escape
+from tunefarm.record.markdown import MAX_CHARACTERS, _in_html, escape
 from tunefarm.record.page import MARK, MAX_BYTES
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -87,6 +87,12 @@ def test_markdown_says_what_the_page_says(ledger: Path) -> None:
         label, config = row["study and winner"].split("\n")
         assert f"| {label}<br>`{config}` | {row['time, us (95 %)']} |" in text
     assert escape("a_b*c <x>\ny") == "a\\_b\\*c &lt;x&gt; y"
+
+
+def test_markdown_calls_nobody_and_links_nowhere() -> None:
+    """GitHub shows `\\@team` as `@team`, and then sees a name in it."""
+    assert _in_html("a_b @team") == "a&#95;b &#64;<!-- -->team"  # in HTML strokes are shown
+    assert escape("@team see http://evil") == "\\@<!-- -->team see http\\://evil"
 
 
 def many(folder: Path, num: int) -> Path:

@@ -131,6 +131,17 @@ def test_who_does_not_ask_for_it_registers_nothing(shop: Shop) -> None:
     assert run.data.tags["tunefarm.pack"] == load_pack(pack).digest
 
 
+def test_who_asks_a_server_that_is_away_is_shown_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    uri = "http://me:secret@127.0.0.1:1"
+    registry = Registry(uri, "fill")
+    for ask in (lambda: registry.find("champion"), lambda: registry.crown("1")):
+        with pytest.raises(InfrastructureError, match=r"registry: API request to http://me:\*\*\*@127\.0\.0\.1:1/"):
+            ask()
+    with pytest.raises(UserError, match=r"http://me:\*\*\*@127\.0\.0\.1:1/"):
+        find_packs("models:/tunefarm.fill@champion", registry=uri)
+
+
 def test_without_a_server_or_a_candidate_there_is_a_word_for_it(shop: Shop) -> None:
     def promote(name: str, uri: str) -> tuple[int, str]:
         done = bare("promote", name, "--tracking", uri, folder=shop.folder)

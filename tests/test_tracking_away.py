@@ -61,7 +61,9 @@ def test_a_pack_that_could_not_be_told_is_named(store: Store, tmp_path: Path, ca
     missing = tmp_path / "pack.json"
     assert tracker.close(pack=missing) == [f"pack {missing}"]
     assert f"lacks pack {missing} of this sweep" in caplog.text
-    assert len(store.runs(origin)[1]) == 1
+    parent, children = store.runs(origin)
+    assert len(children) == 1
+    assert (parent.info.status, parent.data.metrics["winners"]) == ("FINISHED", 1)
 
 
 def test_an_outage_never_raises_and_is_told_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

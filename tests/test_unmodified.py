@@ -281,3 +281,18 @@ def test_a_job_that_changes_its_folder_keeps_packs_and_reports(job: Path) -> Non
     assert done.stdout.split() == ["PackedAutotuner"]
     assert len(list((job / "moved").glob("*.json"))) == 2
     assert not list((job / "elsewhere").iterdir())
+
+
+def test_a_module_that_is_only_looked_for_is_still_waited_for(tmp_path: Path) -> None:
+    """As libraries do, to see whether it could be imported. Who came first acts first, and each once."""
+    (tmp_path / "awaited.py").write_text("done = ['loaded']\n")
+    look = (
+        "import importlib.util\nfrom tunefarm.runtime.loading import once_loaded\n"
+        "once_loaded('awaited', lambda m: m.done.append('first'))\n"
+        "once_loaded('awaited', lambda m: m.done.append('second'))\n"
+        "assert importlib.util.find_spec('awaited') and importlib.util.find_spec('awaited')\n"
+        "import awaited\nprint(*awaited.done)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))}
+    done = subprocess.run([sys.executable, "-c", look], env=env, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("loaded first second\n", "")

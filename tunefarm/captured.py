@@ -16,7 +16,7 @@ from tunefarm.frozen import FrozenMap
 from tunefarm.gemm import Gemm
 from tunefarm.missed import Missed
 from tunefarm.problem import Problem
-from tunefarm.runtime.capturing import FORMAT, VERSION
+from tunefarm.runtime.noted import FORMAT, VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,8 @@ def capture(
         code = _run(command, Path(folder))
         found = read_capture(Path(folder))
     if not found.num_processes:
+        if code in NOT_RUN:
+            raise UserError(f"the command could not be run (exit code {code})")
         how = f", which ended with {code}" if code else ""
         raise UserError(
             f"nothing that can be tuned was launched by the command{how}",
@@ -83,16 +85,17 @@ def _run(command: Sequence[str], folder: Path) -> int:
     from tunefarm.runtime.__main__ import SITE
 
     path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != SITE]
-    told = {"PYTHONPATH": os.pathsep.join([SITE, *path]), "TUNEFARM_CAPTURE": str(folder), "TUNEFARM_PACK": ""}
+    told = {
+        "PYTHONPATH": os.pathsep.join([SITE, *path]), "TUNEFARM_CAPTURE": str(folder),
+        # Also for packs that the code itself activates, and for `python -m tunefarm.runtime`, which wants one.
+        "TUNEFARM_PACK": "", "TUNEFARM": "off",
+    }  # fmt: skip
     try:
         job = subprocess.Popen(command, env=job_environment(**told))
     except OSError as error:
         raise UserError(f"cannot be run: {error.strerror}", file=command[0]) from None
     with _ours(job):
-        code = job.wait()
-    if code in NOT_RUN:
-        raise UserError(f"the command could not be run (exit code {code})")
-    return code
+        return job.wait()
 
 
 @contextlib.contextmanager

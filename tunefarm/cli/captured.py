@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +65,8 @@ def write_experiments(found: Captured, out: Path, device: str, export: str) -> t
     written, left = _write_inductor(found, out, where, export) if found.generated or found.products else ([], [])
     for kernel, calls in found.kernels.items():
         try:
-            experiment, others = _write_kernel(kernel, calls, out, where.arch, export)
+            taken = {Path(each.experiment).stem for each in written}
+            experiment, others = _write_kernel(kernel, calls, out, where.arch, export, taken)
         except SpecError as e:
             left.append(Left(what=kernel.name, reason=str(e), calls=sum(calls.values())))
         else:
@@ -99,7 +100,9 @@ def _write_inductor(found: Captured, out: Path, where: Device, export: str) -> t
     return written, left
 
 
-def _write_kernel(kernel: Kernel, calls: Calls, out: Path, arch: str, export: str) -> tuple[Written, list[Left]]:
+def _write_kernel(
+    kernel: Kernel, calls: Calls, out: Path, arch: str, export: str, taken: Collection[str]
+) -> tuple[Written, list[Left]]:
     """The experiment of a kernel of the host's.
 
     Raises:
@@ -110,7 +113,7 @@ def _write_kernel(kernel: Kernel, calls: Calls, out: Path, arch: str, export: st
             "it is defined in the script that was run, and importing that would run it again", file=kernel.file,
             hint="move it into a module, or what the script does below `if __name__ == \"__main__\":`",
         )  # fmt: skip
-    made = draft(kernel.target, out, arch=arch, export=export, seen=scalars_of(calls))
+    made = draft(kernel.target, out, arch=arch, export=export, seen=scalars_of(calls), taken=taken)
     path = out / f"{made.name}.yaml"
     about = f"{kernel.name} of {os.path.relpath(kernel.file)}"
     problems, left = _problems(path, made, kernel, calls)

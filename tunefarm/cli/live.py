@@ -57,12 +57,12 @@ class View:
 
     def is_due(self, every_s: float = REFRESH_S) -> bool:
         """Whether it is time to look again, and would cost the driver little of its time."""
-        if self._first is None and (share := self._share()):
-            self._first = (self.clock(), share)
         if self._due_s is None:
             self._due_s = self.clock() + (every_s if every_s > REFRESH_S else 0.0)
         if self.clock() < self._due_s:
             return False
+        if self._first is None and (share := self._share()):
+            self._first = (self.clock(), share)
         self._due_s = self.clock() + max(every_s, self._cost_s / SHARE)
         return True
 

@@ -49,7 +49,7 @@ def _section(section: Section, limit: int) -> Iterator[str]:
     if section.is_folded is None:
         yield f"## {escape(section.title)}"
     else:
-        yield f"<details><summary><b>{escape(section.title)}</b> {escape(section.gist)}</summary>"
+        yield f"<details><summary><b>{_in_html(section.title)}</b> {_in_html(section.gist)}</summary>"
     yield from (escape(sentence) for sentence in section.sentences)
     if section.figures:
         yield "\n".join(f"- {escape(figure.title)}: {escape(figure.words)}" for figure in section.figures)
@@ -89,7 +89,15 @@ def _one_line(text: str) -> str:
     return " ".join(plain(text).split())
 
 
+def _in_html(text: str) -> str:
+    # Where a line begins with a tag, strokes before characters are shown, too.
+    return _SPECIAL.sub(lambda found: f"&#{ord(found[1])};", _one_line(text)).replace("&#64;", "&#64;<!-- -->")
+
+
 def escape(text: str) -> str:
     """Text in which nothing is markup, names nobody and breaks no line."""
-    # A colon is kept from making an address of what follows.
-    return _SPECIAL.sub(r"\\\1", _one_line(text)).replace("\\<", "&lt;").replace("\\>", "&gt;").replace("\\&", "&amp;")
+    escaped = (
+        _SPECIAL.sub(r"\\\1", _one_line(text)).replace("\\<", "&lt;").replace("\\>", "&gt;").replace("\\&", "&amp;")
+    )
+    # GitHub looks for names in what it shows, where the stroke before one is gone; and makes links of bare addresses.
+    return escaped.replace("\\@", "\\@<!-- -->").replace("://", "\\://")

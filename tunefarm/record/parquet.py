@@ -12,14 +12,16 @@ def write_table(path: Path, names: Sequence[str], rows: Sequence[Sequence[Any]])
 
     Args:
         path: of the file.
-        names: of the columns.
+        names: of the columns; where a param is called as a column of ours is, the later one gets a `_2`.
         rows: with a value, or None, for each.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pa.table({name: _column([row[number] for row in rows]) for number, name in enumerate(names)})
-    pq.write_table(table, path)
+    columns: dict[str, Any] = {}
+    for number, name in enumerate(names):
+        columns[f"{name}_2" if name in columns else name] = _column([row[number] for row in rows])
+    pq.write_table(pa.table(columns), path)
 
 
 def _column(values: Sequence[Any]) -> Any:

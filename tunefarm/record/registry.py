@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tunefarm.address import public
 from tunefarm.errors import InfrastructureError, UserError
 from tunefarm.pack_reader import load_pack
 from tunefarm.record.store import connect
@@ -91,7 +92,7 @@ class Registry:
                     f"{self.name!r} cannot be a model's name in MLflow's registry",
                     hint="name a workload, such as softmax",
                 ) from None
-            raise InfrastructureError(f"MLflow's registry: {str(e).splitlines()[0]}") from None
+            raise _unanswered(e) from None
         return str(aliases.get(alias, ""))
 
     def crown(self, version: str) -> None:
@@ -105,4 +106,9 @@ class Registry:
         try:
             self._client.set_registered_model_alias(self.name, CHAMPION, version)
         except MlflowException as e:
-            raise InfrastructureError(f"MLflow's registry: {str(e).splitlines()[0]}") from None
+            raise _unanswered(e) from None
+
+
+def _unanswered(error: Exception) -> InfrastructureError:
+    # MLflow names the address that it asked, with what is secret in it.
+    return InfrastructureError(f"MLflow's registry: {public(str(error).splitlines()[0])}")

@@ -115,7 +115,8 @@ def _winners(accounts: Sequence[Account]) -> Section:
 
 _NOTE = (
     "Gain: the default's time over the winner's, from one sitting. Margin: the runner-up's time over the winner's, "
-    "minus 1; below zero where a tie kept another than the fastest. Of bandwidth: of the peak that the driver reports."
+    "minus 1; below zero where a tie kept another than the fastest. Of bandwidth: of the peak that the driver reports, "
+    "or the data sheet of a device that none has seen."
 )
 
 
@@ -165,9 +166,10 @@ def ceilings(studies: Sequence[StudyAccount]) -> Iterator[Figure]:
 
 def _details(studies: Sequence[StudyAccount]) -> Iterator[Section]:
     # What was timed comes first; of the rest there is little to see.
-    telling = [study for study in studies if study.source or study.kinds]
+    told = [(study, bool(study.source or study.kinds)) for study in studies]
+    telling = [study for study, is_telling in told if is_telling]
     yield from (study_section(study, is_folded=number > 0) for number, study in enumerate(telling))
-    yield from (study_section(study, is_folded=True) for study in studies if study not in telling)
+    yield from (study_section(study, is_folded=True) for study, is_telling in told if not is_telling)
 
 
 # ---- noise and environment ----

@@ -233,9 +233,9 @@ def _is(config: Config | None, key: str) -> bool:
 def failures(studies: Sequence[StudyAccount]) -> Table:
     """Failures of studies by (kind, first line), the most frequent first."""
     rows: list[list[Given]] = []
+    place = {id(entry): number for number, study in enumerate(studies) for entry in study.entries if entry.failure}
     for kind in kinds(entry for study in studies for entry in study.entries):
-        failed = {id(entry) for entry in kind.entries}
-        where = sum(any(id(entry) in failed for entry in study.entries) for study in studies)
+        where = len({place[id(entry)] for entry in kind.entries})
         rest = kind.failure.message.strip().split("\n", 1)[1:]
         detail = "\n".join(part for part in (*rest, kind.failure.detail) if part).strip()
         rows.append(

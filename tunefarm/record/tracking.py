@@ -164,14 +164,12 @@ class MlflowTracker:
         """One more attempt for each that failed; False if another may help, because the server does not listen."""
         waits = self._is_away() and time.monotonic() < self._give_up_s
         failed[:] = [page for page in failed if not self._put(page)]
-        done = (
-            self._keep()
-            and not failed
-            and (not self._status or self._attempt(lambda: self._mirror.close(self._status)))
-            and self._report()
-        )
+        done = self._keep() and not failed and self._end()
         if done:
             self._error = ""
+        elif not waits:
+            # Without what the server refuses: a run that nobody will write to is not to be `RUNNING` for ever.
+            self._end()
         return done or not waits
 
     def _keep(self) -> bool:
@@ -181,6 +179,10 @@ class MlflowTracker:
                 return False
             self._left.pop(str(pack))
         return True
+
+    def _end(self) -> bool:
+        """Totals, the end of the sweep's run, and its report."""
+        return (not self._status or self._attempt(lambda: self._mirror.close(self._status))) and self._report()
 
     def _report(self) -> bool:
         # Of a thousand studies it takes a minute: it comes when all else is told.

@@ -28,18 +28,19 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if name != self.name:
             return None
-        sys.meta_path.remove(self)
-        # Others may wait for it, too.
-        mine = [finder for finder in sys.meta_path if isinstance(finder, _Finder) and finder.name == name]
-        spec = next((s for f in mine if (s := f.find_spec(name, path, target)) is not None), None)
-        spec = spec or importlib.machinery.PathFinder.find_spec(name, path, target)
+        # It waits on: whoever asks for a module may only want to know whether it is there.
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
             return None
         load = spec.loader.exec_module
 
         def load_and_act(module: ModuleType) -> None:
             load(module)
-            self.act(module)
+            # Others may wait for it, too; who came first acts first.
+            mine = [finder for finder in sys.meta_path if isinstance(finder, _Finder) and finder.name == name]
+            for finder in reversed(mine):
+                sys.meta_path.remove(finder)
+                finder.act(module)
 
         spec.loader.exec_module = load_and_act  # type: ignore[method-assign]
         return spec

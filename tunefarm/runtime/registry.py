@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tunefarm.address import public
 from tunefarm.errors import UserError
 
 
@@ -34,7 +35,8 @@ def fetch(uri: str, folder: Path, registry: str = "") -> Path:
         )
     except (mlflow.exceptions.MlflowException, OSError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"{uri}: {first}", hint="is MLFLOW_TRACKING_URI set, and the version there?") from None
+        # MLflow names the address that it asked, with what is secret in it.
+        raise UserError(f"{uri}: {public(first)}", hint="is MLFLOW_TRACKING_URI set, and the version there?") from None
 
 
 def _find(uri: str, registry: str) -> str:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,8 @@ class _Target:
 
 
 def draft(
-    target: str, folder: Path, *, arch: str = "", export: str = "", seen: Mapping[str, str] = _NOTHING
+    target: str, folder: Path, *, arch: str = "", export: str = "", seen: Mapping[str, str] = _NOTHING,
+    taken: Collection[str] = (),
 ) -> Draft:  # fmt: skip
     """Drafts the experiment of a kernel.
 
@@ -118,6 +119,7 @@ def draft(
         arch: of a GPU here, if there is one.
         export: the pack that its winners are to go to; default: packs/NAME.json.
         seen: `int`, `float`, `bool` or `str` by argument of the kernel, as far as a job was seen to pass such.
+        taken: names of other experiments.
 
     Raises:
         SpecError: there is no such kernel, or none that an experiment could name.
@@ -131,13 +133,13 @@ def draft(
         )
         for c in find_callers(found.text, found.names, signature)
     ]
-    name = signature.kernel.strip("_").removesuffix("_kernel") or "kernel"
+    name = _free(signature.kernel.strip("_").removesuffix("_kernel") or "kernel", taken)
     facts = {"kernel": _described(signature, autotuned)}
     if own := found.workload:
         described: Workload = found.module[own]
         call = getattr(described.call, "__name__", "")
         space = _space(signature, autotuned, next((c.given for c in callers if c.name == call), None))
-        name, variables = described.name, _variables_of(described)
+        name, variables = _free(described.name, taken), _variables_of(described)
         head = [f"workload: {found.source}:{own} # how the kernel is called, and what is right"]
         facts["workload"] = f"{own}, which is there already"
     else:
@@ -154,6 +156,10 @@ def draft(
         f"export: {_shown(export or f'packs/{name}.json')}",
     ]  # fmt: skip
     return Draft(name=name, kernel=signature.kernel, text="\n".join(lines) + "\n", facts=FrozenMap(facts))
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    return next(n for n in (name, *(f"{name}_{number}" for number in range(2, len(taken) + 3))) if n not in taken)
 
 
 def _find(target: str, folder: Path) -> _Target:
