@@ -199,6 +199,14 @@ def test_what_launches_nothing_is_said(folder: Path) -> None:
     assert "launched by the command, which ended with 2 (" in done.stderr
 
 
+def test_no_experiment_is_written_over(folder: Path) -> None:
+    (folder / "captured").mkdir()
+    (folder / "captured" / "scale.yaml").write_text("mine")
+    done = capture(folder, "job.py", "")
+    assert (done.returncode, done.stderr) == (2, "error: captured: holds experiments already (name a new folder)\n")
+    assert (folder / "captured" / "scale.yaml").read_text() == "mine"
+
+
 def test_a_command_that_is_not_there(folder: Path) -> None:
     command = [sys.executable, "-m", "tunefarm.cli", "capture", "--out", "captured", "--", "no-such-program"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -44,6 +44,8 @@ def capture(
     from tunefarm.inductor import standin
 
     check_output(out / "experiment.yaml")
+    if any(out.glob("*.yaml")):  # and somebody may have filled in what they leave open
+        raise UserError("holds experiments already", file=str(out), hint="name a new folder")
     export = export or f"packs/{out.resolve().name}.json"
     check_output(Path(export))
     # Before anything imports torch.
