@@ -146,12 +146,12 @@ def test_a_job_that_fails_leaves_what_it_did(folder: Path, how: str, code: int) 
 
 def test_a_job_runs_as_it_would_without(folder: Path) -> None:
     """What cannot be told of a call is counted and harms nobody; who launches nothing is left alone."""
+    assert "threads: ['MainThread']" in capture(folder, "job.py", "idle").stdout
     done = capture(folder, "job.py", "odd")
     assert (done.returncode, done.stderr) == (0, "")
     assert problems(folder) == {100: 3, 200: 2}
     assert "not tuned: scale_kernel, other calls, 1 call: " in done.stdout
     assert "threads: ['MainThread', 'tunefarm-capture']" in done.stdout
-    assert "threads: ['MainThread']" in capture(folder, "job.py", "idle").stdout
 
 
 def test_no_pack_is_used_whatever_the_job_says(folder: Path) -> None:
