@@ -191,6 +191,7 @@ HOUSE = """
     inductor.breaks         torch
     inductor.dissection     torch
     inductor.writing
+    inductor.caches         torch triton
 
     .
 
@@ -246,6 +247,7 @@ HOUSE = """
     cli.doctor              typer* torch triton pynvml
     cli.aa                  typer* rich
     cli.build               typer*
+    cli.caches              typer*
     cli.pack_verify         typer* rich
     cli.pack_which          typer*
     cli.pack_diff           typer*

@@ -86,7 +86,7 @@ EXITS = {
 }
 """Exit codes that documents speak of, where the command is run on what this reader has made."""
 
-VARYING = ("tunefarm doctor",)
+VARYING = ("tunefarm doctor", "tunefarm caches")
 """Commands that say what machine this is."""
 
 

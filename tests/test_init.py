@@ -46,7 +46,9 @@ def test_what_cannot_be_planned_yet_says_where(folder: Path, store: Path, warm: 
     assert (done.returncode, done.stderr) == (0, "")
     told = json.loads(done.stdout)
     assert told["experiment"] == "new/lonely.yaml"
-    assert told["plan"].startswith("not yet: new/lonely.yaml:5: workload.call: ../ops.py has no 'FILL_IN'")
+    assert told["plan"].startswith(
+        "not yet: new/lonely.yaml:5: workload.call: ../ops.py has no 'FILL_IN' (fill it in; known here: "
+    )
     assert 5 in [line["line"] for line in told["fill_in"]]
     assert (folder / "new" / "lonely.yaml").exists()
 

@@ -75,7 +75,7 @@ class SweepResult:
 
     @property
     def winners(self) -> Mapping[str, Winner]:
-        """Winners by their study's label, such as `softmax sm_90 8192x4096 bf16`."""
+        """Winners by their study's label, such as `softmax sm_90 8192x4096 bf16`; of equal ones the last."""
         return {study.study.label: study.winner for study in self.studies if study.winner is not None}
 
     @property

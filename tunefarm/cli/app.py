@@ -7,6 +7,7 @@ import typer
 from tunefarm import __version__
 from tunefarm.cli.aa import aa
 from tunefarm.cli.build import build
+from tunefarm.cli.caches import caches
 from tunefarm.cli.capture import capture
 from tunefarm.cli.compare import compare
 from tunefarm.cli.doctor import doctor
@@ -39,6 +40,7 @@ app.command()(plan)
 app.command()(build)
 app.command()(capture)
 app.command()(inspect)
+app.command()(caches)
 app.command()(misses)
 app.command()(record)
 app.command()(harvest)

@@ -245,10 +245,13 @@ def _compete(plan: _Plan, workers: Fleet, around: _Around) -> tuple[list[Ending]
             status, patience_s = "KILLED", 3.0
             raise
         finally:
+            for_mlflow_s = patience_s
             for number, entrant in entrants.items():
                 error, pack = entrant.sweep.error, endings[number].pack
                 how = status if error is None else "" if isinstance(error, Fenced) else "FAILED"
-                left = entrant.tracker.close(status=how, timeout_s=patience_s, pack=Path(pack) if pack else None)
+                left = entrant.tracker.close(status=how, timeout_s=for_mlflow_s, pack=Path(pack) if pack else None)
+                # A server that is away is waited for once, not once for each experiment: all write at the same time.
+                for_mlflow_s = min(patience_s, 3.0) if left else for_mlflow_s
                 untold += [f"not in MLflow: {label}" for label in left]
                 untold += entrant.mirror.close(patience_s)
         facts = _facts([e.sweep for e in entrants.values()], dispatches, board)

@@ -20,7 +20,7 @@ from tunefarm.source import python_function
 from tunefarm.spec.autotuned import Autotuned, Signature, read_autotuned, signature_of
 from tunefarm.spec.callers import Argument, Caller, find_callers
 from tunefarm.spec.constraint import Expression
-from tunefarm.spec.importing import import_object
+from tunefarm.spec.importing import UNFILLED, import_object
 from tunefarm.spec.inputs import DTYPES, InputSpec, TensorSpec
 from tunefarm.spec.sections import RESERVED
 from tunefarm.spec.workload import Workload
@@ -28,7 +28,6 @@ from tunefarm.spec.workload import Workload
 FILL_IN = "FILL IN"
 """How a line begins its comment that somebody must look at."""
 
-_UNKNOWN = "FILL_IN"
 _GUESSED = "its shape; this is a guess"
 _SIZES = {0: 4096, 1: 1 << 20, 2: 4096, 3: 256, 4: 64}
 """What a dim is taken to be, by the rank of the tensors that have it."""
@@ -230,7 +229,7 @@ def _workload_lines(
     note = f" # {others} {'launches' if len(callers) == 2 else 'launch'} it, too" if others else ""
     if caller is None:
         note = f" # {FILL_IN}: the function of production that launches the kernel"
-    lines = ["workload:", *own, f"  call: {found.source}:{caller.name if caller else _UNKNOWN}{note}"]
+    lines = ["workload:", *own, f"  call: {found.source}:{caller.name if caller else UNFILLED}{note}"]
     lines.append(f"  kernel: {found.source}:{found.path}")
     lines.append(_reference_line(found, caller))
     if autotuned is not None:
@@ -247,7 +246,7 @@ def _workload_lines(
     left = f"; not given: {', '.join(caller.left)}" if caller and caller.left else ""
     lines.append(f"inputs: # of the call, by name: a shape, {{shape, dtype, init, low, high}} or {{value}}{left}")
     if caller is None:
-        return [*lines, f"  {_UNKNOWN}: [N] # {FILL_IN}: its arguments and their shapes"], {
+        return [*lines, f"  {UNFILLED}: [N] # {FILL_IN}: its arguments and their shapes"], {
             "N": _SIZES[1],
             "dtype": "bf16",
         }
@@ -256,7 +255,7 @@ def _workload_lines(
     for argument in caller.arguments:
         lines.append(f"  {argument.name}: {_input(argument, taken, ranks)}")
     if not caller.arguments:
-        lines[-1] = f"inputs: {{{_UNKNOWN}: [N]}} # {FILL_IN}: {caller.name} can be called without arguments; name some"
+        lines[-1] = f"inputs: {{{UNFILLED}: [N]}} # {FILL_IN}: {caller.name} can be called without arguments; name some"
         ranks = {"N": 1}
     return lines, {**{name: _SIZES.get(rank, 16) for name, rank in ranks.items()}, "dtype": "bf16"}
 

@@ -36,6 +36,9 @@ _HINTS_AWAY = {
     FileNotFoundError: "name what the workload reads under the experiment's `files`: only they and modules are sent",
 }
 
+UNFILLED = "FILL_IN"
+"""A name in a drafted experiment that nobody but its author can give."""
+
 _PREFIX = "tunefarm_workload"
 
 _folders: set[Path] = set()
@@ -99,7 +102,8 @@ def import_object(reference: str, folder: str, bundle: Bundle | None = None) -> 
     found: Any = module
     for name in path.split("."):
         if not hasattr(found, name):
-            raise SpecError(f"{source} has no {path!r}", hint=nearest(name, [n for n in dir(found) if n[0] != "_"]))
+            known = nearest(name, [n for n in dir(found) if n[0] != "_"])
+            raise SpecError(f"{source} has no {path!r}", hint=f"fill it in; {known}" if name == UNFILLED else known)
         found = getattr(found, name)
     return found
 
