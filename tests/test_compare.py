@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
@@ -108,6 +110,11 @@ def test_what_cannot_be_compared_is_an_error_of_the_user(packs: dict[str, Path],
     apart = compare(packs["main"], other, folder=tmp_path)
     assert apart.returncode == 2
     assert "hold no row for the same problem of one kernel and device" in apart.stderr
-    without = compare(packs["main"], "models:/tunefarm.fill@champion", folder=tmp_path)
+    registered = "models:/tunefarm.fill@champion"
+    nowhere = compare(packs["main"], registered, folder=tmp_path)
+    assert (nowhere.returncode, "mlflow.db: there is no such database" in nowhere.stderr) == (2, True)
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
+        database.execute("create table anything (x)")
+    without = compare(packs["main"], registered, folder=tmp_path)
     assert without.returncode == 2
     assert "mlflow is not installed" in without.stderr
