@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import tempfile
@@ -84,11 +83,10 @@ def capture(
 
 def _run(command: Sequence[str], folder: Path) -> int:
     """The job's exit code."""
-    from tunefarm.runtime.__main__ import SITE
+    from tunefarm.runtime.__main__ import python_path
 
-    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != SITE]
     told = {
-        "PYTHONPATH": os.pathsep.join([SITE, *path]), "TUNEFARM_CAPTURE": str(folder),
+        "PYTHONPATH": python_path(), "TUNEFARM_CAPTURE": str(folder),
         # Also for packs that the code itself activates, and for `python -m tunefarm.runtime`, which wants one.
         "TUNEFARM_PACK": "", "TUNEFARM": "off",
     }  # fmt: skip

@@ -95,12 +95,17 @@ def _check_job(name: str, *, as_module: bool) -> None:
         raise UserError("is a folder without __main__.py", file=name, hint=USAGE)
 
 
+def python_path() -> str:
+    """PYTHONPATH of a process that is to follow its parent: our place comes first, once."""
+    entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != SITE]
+    return os.pathsep.join([SITE, *entries])
+
+
 def _for_children(wish: Wishes) -> dict[str, str]:
     """What children must find in their environment; they may be started in other folders."""
-    entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != SITE]
     packs = [p if p.startswith((PACKAGE, REGISTRY)) else str(Path(p).absolute()) for p in wish.packs]
     return {
-        "PYTHONPATH": os.pathsep.join([SITE, *entries]), "TUNEFARM_PACK": ",".join(packs),
+        "PYTHONPATH": python_path(), "TUNEFARM_PACK": ",".join(packs),
         "TUNEFARM_REPORT": str(Path(wish.report).absolute()) if wish.report else "",
     }  # fmt: skip
 

@@ -18,9 +18,9 @@ from typing import Any
 from tunefarm.config import Value
 from tunefarm.document import write_atomic
 from tunefarm.gemm import Gemm
-from tunefarm.problem import SPELLING
 from tunefarm.runtime.active import log
 from tunefarm.runtime.environment import rank
+from tunefarm.runtime.kernels import is_aligned, live_device, spelling, tensor_of
 
 FORMAT, VERSION = "tunefarm-capture", 1
 
@@ -155,11 +155,10 @@ def _seen(argument: Any) -> Any:
     kind = type(argument)
     if kind is int or kind is bool or kind is str or argument is None:
         return kind, argument
-    tensor = argument if hasattr(argument, "data_ptr") else getattr(argument, "base", None)
+    tensor = tensor_of(argument)
     if tensor is None or not hasattr(tensor, "stride"):
         return kind, None
-    is_aligned = tensor is not argument or tensor.data_ptr() % 16 == 0
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype, is_aligned
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, is_aligned(argument)
 
 
 # ---- what is written ----
@@ -191,8 +190,6 @@ def _device() -> dict[str, Any] | None:
     """The GPU of this process, if it has put one to use."""
     if NOTED.gpu is None:
         return None
-    from tunefarm.runtime.kernels import live_device
-
     return live_device(NOTED.gpu).to_json()
 
 
@@ -215,9 +212,8 @@ def _kernel(known: _Launched) -> dict[str, Any]:
 
 def _argument(seen: Any) -> dict[str, Any]:
     if len(seen) == 4:
-        shape, strides, dtype, is_aligned = seen
-        name = str(dtype).removeprefix("torch.")
-        return {"shape": shape, "strides": strides, "dtype": SPELLING.get(name, name), "is_aligned": is_aligned}
+        shape, strides, dtype, aligned = seen
+        return {"shape": shape, "strides": strides, "dtype": spelling(dtype), "is_aligned": aligned}
     kind, value = seen
     plain: Value | None = value
     return {"value": plain} if kind in (int, bool, str, type(None)) else {"type": kind.__name__}
