@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import shutil
 import signal
@@ -78,8 +77,6 @@ def serving(store: str, folder: Path) -> Iterator[Server]:
 @contextlib.contextmanager
 def postgres() -> Iterator[str]:
     """A Postgres of our own, on a socket in a folder of its own: its URI. Skips where there is none."""
-    if importlib.util.find_spec("psycopg") is None:
-        pytest.skip("Postgres: the driver psycopg is not installed")
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     initdb = shutil.which("initdb") or (str(found[-1]) if found else None)
     if initdb is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import pickle
 import re
@@ -281,9 +280,6 @@ swept = sweep("experiment.yaml", meter="replay", fleet="inline", builders=1)
 
 
 def test_a_notebook_shows_the_view_as_it_goes_on(folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("nbclient", "ipykernel"):
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"{name} is not installed")
     import nbformat  # type: ignore[import-not-found]
     from nbclient import NotebookClient  # type: ignore[import-not-found]
 

@@ -297,6 +297,18 @@ def test_what_inductor_generated_is_weighted_with_its_launches(tmp_path: Path, s
     assert weights == {10 * (place + 1) for place in range(number)}
 
 
+def test_descriptors_are_tensors_too(folder: Path) -> None:
+    (folder / "job.py").write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT / 'experiments' / 'kernels')!r})\n"
+        "import torch\nfrom matmul_tma import matmul_tma\n"
+        "matmul_tma(torch.randn(64, 128).bfloat16(), torch.randn(128, 32).bfloat16())\n"
+    )
+    done = capture(folder, "job.py")
+    assert done.returncode == 0, done.stderr
+    (spec,) = load_experiment(folder / "captured" / "matmul_tma.yaml").problems
+    assert [spec.variables[name] for name in ("M", "N", "K")] == [64, 32, 128]
+
+
 def test_files_of_others_are_refused(tmp_path: Path) -> None:
     from tunefarm.errors import DocumentError
 
